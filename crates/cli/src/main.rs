@@ -1,0 +1,3 @@
+//! Runs large language models: GGUF or safetensors in, tokens out.
+
+fn main() {}

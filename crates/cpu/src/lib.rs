@@ -1,0 +1,1 @@
+//! Runs Programs on the host processor.

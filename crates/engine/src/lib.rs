@@ -1,0 +1,1 @@
+//! Requests to tokens: scheduling, paged KV, sampling, text.

@@ -1,0 +1,1 @@
+//! One file per model family, built from shared blocks.

@@ -1,0 +1,1 @@
+//! What a tensor is and where its bytes are: dtypes, quantization formats, GGUF, safetensors, checkpoints.

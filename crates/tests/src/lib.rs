@@ -1,0 +1,1 @@
+//! Integration tests: golden replies and the op case table.

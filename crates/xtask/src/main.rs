@@ -1,0 +1,3 @@
+//! Repository automation: tidy checks, fixtures.
+
+fn main() {}
