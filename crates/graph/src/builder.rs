@@ -1,0 +1,261 @@
+//! How a model file says its graph. The builder keeps the first error and goes on, so that a model reads like its paper
+//! and [`Builder::finish`] is the one place that can fail.
+
+use ingle_tensor::{Checkpoint, DType, quant};
+
+use crate::op::*;
+use crate::program::KvLayer;
+use crate::{Error, Result, verify};
+
+/// A model, declared once, with symbolic row counts.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Graph {
+    /// Operations in build order, which is an execution order.
+    pub nodes: Vec<Node>,
+    /// Types of all values.
+    pub values: Vec<ValueType>,
+    /// Weights.
+    pub weights: Vec<Weight>,
+    /// Rotary embeddings.
+    pub ropes: Vec<RopeSpec>,
+    /// Attention layers.
+    pub kv: Vec<KvLayer>,
+    /// Named results.
+    pub outputs: Vec<(String, ValueId)>,
+    /// Named hidden states, results only with `PlanOptions::taps`.
+    pub taps: Vec<(String, ValueId)>,
+}
+
+impl Graph {
+    /// Type of a value.
+    pub fn ty(&self, v: ValueId) -> ValueType {
+        self.values[v.0 as usize]
+    }
+
+    /// A weight.
+    pub fn weight(&self, w: WeightId) -> &Weight {
+        &self.weights[w.0 as usize]
+    }
+
+    /// Adds a value.
+    pub fn add_value(&mut self, ty: ValueType) -> ValueId {
+        self.values.push(ty);
+        ValueId(self.values.len() as u32 - 1)
+    }
+
+    /// How many times each value is read: by nodes and as a result.
+    pub fn uses(&self) -> Vec<usize> {
+        let mut uses = vec![0; self.values.len()];
+        let results = self.outputs.iter().map(|(_, v)| v);
+        for v in self.nodes.iter().flat_map(|n| &n.inputs).chain(results) {
+            uses[v.0 as usize] += 1;
+        }
+        uses
+    }
+
+    /// Distinct tensors of the checkpoint this graph reads, with their stored bytes (a tensor used twice counts once).
+    pub fn tensors(&self) -> Vec<(&str, usize)> {
+        let mut seen = std::collections::HashSet::new();
+        self.weights.iter().filter(|w| seen.insert(&w.name)).map(|w| (w.name.as_str(), w.bytes())).collect()
+    }
+}
+
+/// Builds a [`Graph`] against the tensors of one checkpoint.
+pub struct Builder<'a> {
+    checkpoint: &'a Checkpoint,
+    graph: Graph,
+    layer: Option<usize>,
+    error: Option<Error>,
+}
+
+impl<'a> Builder<'a> {
+    /// An empty graph whose weights are looked up in `checkpoint`.
+    pub fn new(checkpoint: &'a Checkpoint) -> Self {
+        Self { checkpoint, graph: Graph::default(), layer: None, error: None }
+    }
+
+    /// Whether the checkpoint has this tensor.
+    pub fn has(&self, name: &str) -> bool {
+        self.checkpoint.get(name).is_some()
+    }
+
+    /// Nodes added from now on belong to this layer.
+    pub fn set_layer(&mut self, layer: Option<usize>) {
+        self.layer = layer;
+    }
+
+    fn fail(&mut self, error: Error) {
+        self.error.get_or_insert(error);
+    }
+
+    fn weight(&mut self, name: &str, shape: &[usize], used: WeightUse, offset: f32) -> WeightId {
+        let (rows, cols) = match *shape {
+            [rows, cols] => (rows, cols),
+            _ => (1, shape.iter().product()),
+        };
+        let dtype = match self.checkpoint.require(name) {
+            Ok(info) if info.shape != shape => {
+                self.fail(Error::Weight {
+                    name: name.into(),
+                    what: format!("shape {:?}, but the model's settings ask for {shape:?}", info.shape),
+                });
+                info.dtype
+            }
+            Ok(info) => info.dtype,
+            Err(e) => {
+                self.fail(e.into());
+                DType::F32
+            }
+        };
+        let float = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+        if !float && (quant::format(dtype).is_none() || used == WeightUse::Vector) {
+            self.fail(Error::Weight {
+                name: name.into(),
+                what: format!(
+                    "type {} cannot be used as {}",
+                    dtype.name(),
+                    match used {
+                        WeightUse::Vector => "a norm weight or bias: want f32, f16 or bf16",
+                        WeightUse::Rows => "an embedding table",
+                        WeightUse::Matrix => "a matrix",
+                    }
+                ),
+            });
+        }
+        let weight = Weight { name: name.into(), dtype, rows, cols, used, offset };
+        let weights = &mut self.graph.weights;
+        let at = weights.iter().rposition(|w| *w == weight).unwrap_or_else(|| {
+            weights.push(weight);
+            weights.len() - 1
+        });
+        WeightId(at as u32)
+    }
+
+    /// A matrix `[rows, cols]`: `rows` output features of `cols` inputs.
+    pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> WeightId {
+        self.weight(name, &[rows, cols], WeightUse::Matrix, 0.0)
+    }
+
+    /// A vector of `len` elements; `offset` is added to each after widening to f32.
+    pub fn vector(&mut self, name: &str, len: usize, offset: f32) -> WeightId {
+        self.weight(name, &[len], WeightUse::Vector, offset)
+    }
+
+    /// Declares a rotary embedding.
+    pub fn rope_table(&mut self, spec: RopeSpec) -> RopeId {
+        let ropes = &mut self.graph.ropes;
+        let at = ropes.iter().position(|r| *r == spec).unwrap_or_else(|| {
+            ropes.push(spec);
+            ropes.len() - 1
+        });
+        RopeId(at as u32)
+    }
+
+    /// Declares the keys and values of the next attention layer and returns its index.
+    pub fn kv_layer(&mut self, heads: usize, head_dim: usize) -> usize {
+        self.graph.kv.push(KvLayer { heads, head_dim });
+        self.graph.kv.len() - 1
+    }
+
+    fn node(&mut self, name: &str, op: Op, inputs: &[ValueId], outputs: &[ValueType]) -> Vec<ValueId> {
+        let outputs: Vec<_> = outputs.iter().map(|&ty| self.graph.add_value(ty)).collect();
+        self.graph.nodes.push(Node {
+            name: match self.layer {
+                Some(l) => format!("blk.{l}.{name}"),
+                None => name.to_string(),
+            },
+            op,
+            inputs: inputs.to_vec(),
+            outputs: outputs.clone(),
+            layer: self.layer,
+            device: 0,
+        });
+        outputs
+    }
+
+    fn map(&mut self, name: &str, op: Op, inputs: &[ValueId]) -> ValueId {
+        let ty = self.graph.ty(inputs[0]);
+        self.node(name, op, inputs, &[ty])[0]
+    }
+
+    /// `[T, cols]`: the rows of table `[vocabulary, cols]` named by the step's tokens, times `scale`.
+    pub fn embed(&mut self, table: &str, vocabulary: usize, cols: usize, scale: f32) -> ValueId {
+        let table = self.weight(table, &[vocabulary, cols], WeightUse::Rows, 0.0);
+        self.node("embed", Op::Embed { table, scale }, &[], &[ValueType::f32(Rows::T, cols)])[0]
+    }
+
+    /// Root-mean-square norm over groups of `weight.len()` columns.
+    pub fn rms_norm(&mut self, name: &str, x: ValueId, weight: WeightId, eps: f32) -> ValueId {
+        let group = self.graph.weight(weight).cols;
+        self.map(name, Op::RmsNorm { weight, eps, group, emit: Emit::plain() }, &[x])
+    }
+
+    /// W x (+ bias): `[n, cols_in]` to `[n, cols_out]`.
+    pub fn linear(&mut self, name: &str, x: ValueId, weight: WeightId, bias: Option<WeightId>) -> ValueId {
+        let ty = ValueType::f32(self.graph.ty(x).rows, self.graph.weight(weight).rows);
+        let parts = vec![LinearPart { weight, bias, input: 0 }];
+        self.node(name, Op::Linear { parts, residual: false }, &[x], &[ty])[0]
+    }
+
+    /// a + b.
+    pub fn add(&mut self, name: &str, a: ValueId, b: ValueId) -> ValueId {
+        self.map(name, Op::Add, &[a, b])
+    }
+
+    /// x * factor.
+    pub fn scale(&mut self, name: &str, x: ValueId, factor: f32) -> ValueId {
+        self.map(name, Op::Scale(factor), &[x])
+    }
+
+    /// cap * tanh(x / cap).
+    pub fn softcap(&mut self, name: &str, x: ValueId, cap: f32) -> ValueId {
+        self.map(name, Op::Softcap(cap), &[x])
+    }
+
+    /// act(gate) * up.
+    pub fn glu(&mut self, name: &str, act: Activation, gate: ValueId, up: ValueId) -> ValueId {
+        self.map(name, Op::Glu { act, emit: Emit::plain() }, &[gate, up])
+    }
+
+    /// Rotary embedding of every head.
+    pub fn rope(&mut self, name: &str, x: ValueId, rope: RopeId, head_dim: usize) -> ValueId {
+        self.map(name, Op::Rope { rope, head_dim }, &[x])
+    }
+
+    /// Writes k and v of this step to the layer's pages.
+    pub fn kv_store(&mut self, layer: usize, k: ValueId, v: ValueId) {
+        self.node("kv_store", Op::KvStore { layer }, &[k, v], &[]);
+    }
+
+    /// Softmax attention of q over the layer's pages; comes after the layer's store.
+    pub fn attention(&mut self, q: ValueId, spec: AttentionSpec) -> ValueId {
+        self.map("attention", Op::Attention { spec, emit: Emit::plain() }, &[q])
+    }
+
+    /// The rows whose result is wanted: `[T, cols]` to `[R, cols]`.
+    pub fn take_rows(&mut self, x: ValueId) -> ValueId {
+        let ty = ValueType { rows: Rows::R, ..self.graph.ty(x) };
+        self.node("take_rows", Op::TakeRows, &[x], &[ty])[0]
+    }
+
+    /// Names a result.
+    pub fn output(&mut self, name: &str, v: ValueId) {
+        self.graph.outputs.push((name.into(), v));
+    }
+
+    /// Names a hidden state, a result only when taps are asked for.
+    pub fn tap(&mut self, name: &str, v: ValueId) {
+        self.graph.taps.push((name.into(), v));
+    }
+
+    /// The finished, checked graph.
+    ///
+    /// # Errors
+    /// The first missing or misshapen tensor, or a rule of the language that the model broke.
+    pub fn finish(self) -> Result<Graph> {
+        match self.error {
+            Some(e) => Err(e),
+            None => verify::check(&self.graph, "build").map(|()| self.graph),
+        }
+    }
+}

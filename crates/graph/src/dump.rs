@@ -1,0 +1,113 @@
+//! Graphs and programs as text and as DOT, from the same objects that run.
+
+use std::fmt::Write;
+
+use crate::builder::Graph;
+use crate::op::{Elem, Op, ValueType};
+use crate::program::{Program, Slot};
+
+fn ty(t: ValueType) -> String {
+    let elem = match t.elem {
+        Elem::F32 => "f32".to_string(),
+        Elem::Int8 { unit } => format!("int8/{unit}"),
+        Elem::Int16 { unit } => format!("int16/{unit}"),
+    };
+    format!("[{:?}, {}] {elem}", t.rows, t.cols)
+}
+
+fn weights(op: &Op, name: &dyn Fn(crate::op::WeightId) -> String) -> Vec<String> {
+    match op {
+        Op::Embed { table, .. } => vec![name(*table)],
+        Op::RmsNorm { weight, .. } => vec![name(*weight)],
+        Op::Linear { parts, .. } => {
+            parts.iter().flat_map(|p| [Some(p.weight), p.bias].into_iter().flatten()).map(name).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// One line per node: outputs = op(inputs) weights.
+pub fn graph_text(graph: &Graph) -> String {
+    let mut out = String::new();
+    for n in &graph.nodes {
+        let ids =
+            |v: &[crate::op::ValueId]| v.iter().map(|v| format!("%{}", v.0)).collect::<Vec<_>>().join(", ");
+        let weights = weights(&n.op, &|w| {
+            let w = graph.weight(w);
+            format!("{}:{}", w.name, w.dtype.name())
+        });
+        let types = n.outputs.iter().map(|&v| ty(graph.ty(v))).collect::<Vec<_>>().join(", ");
+        let _ = writeln!(
+            out,
+            "{:28} {:10} {} -> {} {types} {}",
+            n.name,
+            n.op.name(),
+            ids(&n.inputs),
+            ids(&n.outputs),
+            weights.join(" ")
+        );
+    }
+    out
+}
+
+/// The graph in DOT: boxes are nodes, edges are values with their types.
+pub fn graph_dot(graph: &Graph) -> String {
+    let mut out = String::from("digraph ingle {\n  rankdir=TB; node [shape=box, fontname=monospace];\n");
+    let mut writer = vec![None; graph.values.len()];
+    for (i, n) in graph.nodes.iter().enumerate() {
+        let weights = weights(&n.op, &|w| {
+            let w = graph.weight(w);
+            format!("{} {} [{}, {}]", w.name, w.dtype.name(), w.rows, w.cols)
+        });
+        let label: Vec<String> =
+            std::iter::once(format!("{} ({})", n.name, n.op.name())).chain(weights).collect();
+        let _ = writeln!(out, "  n{i} [label={:?}];", label.join("\n"));
+        for v in &n.inputs {
+            if let Some(w) = writer[v.0 as usize] {
+                let _ = writeln!(out, "  n{w} -> n{i} [label={:?}];", ty(graph.ty(*v)));
+            }
+        }
+        for v in &n.outputs {
+            writer[v.0 as usize] = Some(i);
+        }
+    }
+    for (i, (name, v)) in graph.outputs.iter().enumerate() {
+        let _ = writeln!(out, "  out{i} [label={name:?}, shape=ellipse];");
+        if let Some(w) = writer[v.0 as usize] {
+            let _ = writeln!(out, "  n{w} -> out{i} [label={:?}];", ty(graph.ty(*v)));
+        }
+    }
+    out.push_str("}\n");
+    out
+}
+
+/// One line per step of a program: places, bytes and flops.
+pub fn program_text(program: &Program) -> String {
+    let slot = |s: &Slot| match s {
+        Slot::Arena { offset, ty: t } => format!("{offset:#x} {}", ty(*t)),
+        Slot::Output { index, ty: t } => format!("{} {}", program.outputs[*index].name, ty(*t)),
+    };
+    let slots = |s: &[Slot]| s.iter().map(slot).collect::<Vec<_>>().join(", ");
+    let mut out = format!("program {:?} {:?}\n", program.key.bucket, program.key.options);
+    for (i, segment) in program.segments.iter().enumerate() {
+        let _ = writeln!(
+            out,
+            "segment {i} device {} arena {} bytes",
+            segment.device, program.arena_bytes[segment.device]
+        );
+        for s in &segment.steps {
+            let _ = writeln!(
+                out,
+                "  {:28} {:10} {} -> {} | weights {} B, {} B and {} flops a row",
+                s.name,
+                s.op.name(),
+                slots(&s.inputs),
+                slots(&s.outputs),
+                s.cost.weight_bytes,
+                s.cost.row_bytes,
+                s.cost.row_flops
+            );
+        }
+    }
+    out
+}

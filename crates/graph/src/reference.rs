@@ -1,0 +1,515 @@
+//! The numeric contract in code: a plain scalar interpreter of programs. It is slow and obvious on purpose; every other
+//! backend must give its bits. NUMERICS.md says the same in words.
+
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use ingle_tensor::{Checkpoint, quant};
+
+use crate::backend::{Backend, Inputs, KvPlan, PathCount, Prepared, StepTime};
+use crate::builder::Graph;
+use crate::op::*;
+use crate::options::{KvType, PlanOptions};
+use crate::program::{Program, Slot, Step};
+use crate::quantize::{Layout, quantize_row};
+use crate::{ATTENTION_CHUNK, Error, PAGE, Result, math};
+
+/// `f32x32`: 32 accumulators (k mod 32) from +0, FMA in order of k, then s\[i\] += s\[i+16\], 8, 4, 2, 1.
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut s = [0.0f32; 32];
+    for (k, (&a, &b)) in a.iter().zip(b).enumerate() {
+        s[k % 32] = a.mul_add(b, s[k % 32]);
+    }
+    tree(&mut s)
+}
+
+/// Sums a power of two of accumulators: the upper half onto the lower half, until one is left.
+pub fn tree(s: &mut [f32]) -> f32 {
+    let mut half = s.len() / 2;
+    while half > 0 {
+        for i in 0..half {
+            s[i] += s[i + half];
+        }
+        half /= 2;
+    }
+    s[0]
+}
+
+/// Root-mean-square norm of one group: 256 accumulators of squares, r = 1 / sqrt(sum / n + eps), y = (x * r) * w.
+pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+    let mut s = [0.0f32; 256];
+    for (k, &x) in x.iter().enumerate() {
+        s[k % 256] = x.mul_add(x, s[k % 256]);
+    }
+    let r = 1.0 / (tree(&mut s) / x.len() as f32 + eps).sqrt();
+    x.iter().zip(weight).map(|(&x, &w)| (x * r) * w).collect()
+}
+
+/// `int`: one output of a product with a quantized weight row (its blocks in `weight`), for row `row` of `x`.
+///
+/// Per unit the integers are exact; the float tail is one conversion, one scale and one FMA per term, into eight
+/// accumulators by unit index mod 8, added in order at the end.
+pub fn int_dot(weight: &[u8], format: &quant::Format, x: &[u8], layout: &Layout, row: usize) -> f32 {
+    let mut acc = [0.0f32; 8];
+    let mut view = quant::UnitView::default();
+    let block = format.dtype.block_bytes();
+    for (u, bytes) in weight.chunks_exact(block).enumerate() {
+        (format.unit_view)(bytes, &mut view);
+        let at = layout.scale_offset(row) + 4 * u;
+        let da = f32::from_le_bytes([x[at], x[at + 1], x[at + 2], x[at + 3]]);
+        let sum = |w: &[i16], digit: usize| -> f32 {
+            let at = layout.digit_offset(digit, row) + u * layout.unit;
+            let products = w[..layout.unit].iter().zip(&x[at..]);
+            products.map(|(&w, &q)| i32::from(w) * i32::from(q as i8)).sum::<i32>() as f32
+        };
+        let acc = &mut acc[u % 8];
+        let terms = [Some((view.d, &view.w)), format.has_min.then_some((view.min, &view.m))];
+        for (d, w) in terms.into_iter().flatten() {
+            let s = d * da;
+            if layout.digits == 1 {
+                *acc = s.mul_add(sum(w, 0), *acc);
+            } else {
+                *acc = (128.0 * s).mul_add(sum(w, 0), *acc);
+                *acc = s.mul_add(sum(w, 1), *acc);
+            }
+        }
+    }
+    acc.iter().skip(1).fold(acc[0], |total, a| total + a)
+}
+
+/// Rotates one head in place by `position`.
+pub fn rope(spec: &RopeSpec, position: u32, head: &mut [f32]) {
+    let pairs = spec.inv_freq.len();
+    for (i, &inv_freq) in spec.inv_freq.iter().enumerate() {
+        let (c, s) = rope_entry(spec, position, inv_freq);
+        let (i, j) = match spec.style {
+            RopeStyle::Half => (i, i + pairs),
+            RopeStyle::Interleaved => (2 * i, 2 * i + 1),
+        };
+        let (x, y) = (head[i], head[j]);
+        head[i] = (-y).mul_add(s, x * c);
+        head[j] = x.mul_add(s, y * c);
+    }
+}
+
+/// cos and sin of fl(position * inv_freq), from f64 rounded to f32, times the table's factor.
+pub fn rope_entry(spec: &RopeSpec, position: u32, inv_freq: f32) -> (f32, f32) {
+    let angle = f64::from(position as f32 * inv_freq);
+    (libm::cos(angle) as f32 * spec.scale, libm::sin(angle) as f32 * spec.scale)
+}
+
+/// What a KV store keeps of one head, widened back to f32; `saturated` counts elements that were too large.
+pub fn kv_round(kind: KvType, head: &mut [f32], saturated: &mut u64) {
+    let mut clamp = |x: f32, max: f32| {
+        if x.abs() > max {
+            *saturated += 1;
+            max.copysign(x)
+        } else {
+            x
+        }
+    };
+    match kind {
+        KvType::F32 => {}
+        KvType::F16 => {
+            // Values up to half a step above the largest finite one round to it; larger ones would become infinite.
+            head.iter_mut().for_each(|x| {
+                let rounded = f16::from_f32(*x);
+                *x = if rounded.is_infinite() { clamp(*x, 65504.0) } else { rounded.to_f32() };
+            });
+        }
+        KvType::BF16 => head.iter_mut().for_each(|x| {
+            let rounded = bf16::from_f32(*x);
+            *x = if rounded.is_infinite() { clamp(*x, bf16::MAX.to_f32()) } else { rounded.to_f32() };
+        }),
+        KvType::Q8_0 => {
+            for unit in head.chunks_mut(32) {
+                let (d, q) = kv_q8_0(unit);
+                for (x, q) in unit.iter_mut().zip(q) {
+                    *x = d.to_f32() * f32::from(q);
+                }
+            }
+        }
+    }
+}
+
+/// `q8_0` keys and values: d = f16(max / 127), q = rne(x * fl(1 / d)) within -127..=127; a maximum under 2^-100 or a
+/// scale that rounds to zero gives zeros; a scale too large for f16 saturates; a non-finite element gives a NaN scale.
+pub fn kv_q8_0(unit: &[f32]) -> (f16, [i8; 32]) {
+    let mut q = [0i8; 32];
+    if unit.iter().any(|x| !x.is_finite()) {
+        return (f16::NAN, q);
+    }
+    let a = unit.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+    let d = f16::from_f32((a / 127.0).min(65504.0));
+    if a < crate::quantize::TINY || d == f16::ZERO {
+        return (f16::ZERO, q);
+    }
+    let r = 1.0 / d.to_f32();
+    for (q, &x) in q.iter_mut().zip(unit) {
+        *q = (x * r).round_ties_even().clamp(-127.0, 127.0) as i8;
+    }
+    (d, q)
+}
+
+/// Maximum in which NaN wins.
+pub fn max(a: f32, b: f32) -> f32 {
+    if a.is_nan() || b.is_nan() { f32::NAN } else { a.max(b) }
+}
+
+/// Attention of one query head over `key(j)`, `value(j)` for positions `from..=position`.
+pub fn attention<'a>(
+    spec: &AttentionSpec,
+    q: &[f32],
+    position: usize,
+    key: impl Fn(usize) -> &'a [f32],
+    value: impl Fn(usize) -> &'a [f32],
+) -> Vec<f32> {
+    let from = spec.window.map_or(0, |w| (position + 1).saturating_sub(w));
+    let (mut big_m, mut big_l) = (f32::NEG_INFINITY, 0.0f32);
+    let mut big_o = vec![0.0f32; q.len()];
+    for chunk in from / ATTENTION_CHUNK..=position / ATTENTION_CHUNK {
+        let first = chunk * ATTENTION_CHUNK;
+        let keys = first.max(from)..(first + ATTENTION_CHUNK).min(position + 1);
+        let scores: Vec<f32> = keys
+            .clone()
+            .map(|j| {
+                let s = dot(q, key(j)) * spec.scale;
+                spec.softcap.map_or(s, |cap| cap * math::tanh(s / cap))
+            })
+            .collect();
+        let m = scores.iter().fold(f32::NEG_INFINITY, |m, &s| max(m, s));
+        let mut sums = [0.0f32; 32];
+        let mut o = vec![0.0f32; q.len()];
+        for (j, s) in keys.zip(scores) {
+            let p = math::exp(s - m);
+            sums[(j - first) % 32] += p;
+            for (o, &v) in o.iter_mut().zip(value(j)) {
+                *o = p.mul_add(v, *o);
+            }
+        }
+        let l = tree(&mut sums);
+        let merged = max(big_m, m);
+        let (a, b) = (math::exp(big_m - merged), math::exp(m - merged));
+        big_l = l.mul_add(b, big_l * a);
+        for (big, o) in big_o.iter_mut().zip(o) {
+            *big = o.mul_add(b, *big * a);
+        }
+        big_m = merged;
+    }
+    big_o.iter().map(|o| o / big_l).collect()
+}
+
+/// The function of a gated unit.
+pub fn activate(act: Activation, x: f32) -> f32 {
+    match act {
+        Activation::Silu => math::silu(x),
+        Activation::GeluTanh => math::gelu_tanh(x),
+        Activation::GeluErf => math::gelu_erf(x),
+    }
+}
+
+/// Keys and values of one layer, widened to f32: `[position slot][heads * head_dim]`.
+struct KvStore {
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+/// The scalar interpreter.
+#[derive(Default)]
+pub struct Interpreter {
+    checkpoint: Option<Arc<Checkpoint>>,
+    kv: Option<KvPlan>,
+    kv_type: KvType,
+    stores: Vec<KvStore>,
+    programs: Vec<(Arc<Program>, Option<Vec<Vec<f32>>>)>,
+    saturated: u64,
+}
+
+impl Interpreter {
+    /// An interpreter with nothing loaded.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn vector(&self, w: &Weight) -> Result<Vec<f32>> {
+        let mut x = vec![0.0; w.cols];
+        let checkpoint = self.checkpoint.as_ref().ok_or_else(not_loaded)?;
+        quant::decode_row(w.dtype, checkpoint.data(checkpoint.require(&w.name)?), &mut x);
+        if w.offset != 0.0 {
+            x.iter_mut().for_each(|x| *x += w.offset);
+        }
+        Ok(x)
+    }
+
+    fn row(&self, w: &Weight, row: usize) -> Result<&[u8]> {
+        let checkpoint = self.checkpoint.as_ref().ok_or_else(not_loaded)?;
+        let bytes = w.bytes() / w.rows;
+        Ok(&checkpoint.data(checkpoint.require(&w.name)?)[row * bytes..(row + 1) * bytes])
+    }
+
+    fn store(&mut self, layer: usize, kv: &crate::program::KvLayer, cell: usize, k: &[f32], v: &[f32]) {
+        let cols = kv.heads * kv.head_dim;
+        let store = &mut self.stores[layer];
+        for (x, to) in [(k, &mut store.keys), (v, &mut store.values)] {
+            let to = &mut to[cell * cols..(cell + 1) * cols];
+            to.copy_from_slice(x);
+            to.chunks_mut(kv.head_dim).for_each(|head| kv_round(self.kv_type, head, &mut self.saturated));
+        }
+    }
+
+    fn step(&mut self, program: &Program, step: &Step, inputs: &Inputs, memory: &mut Memory) -> Result<()> {
+        let weight = |w: &WeightId| &program.weights[w.0 as usize];
+        let cols_in = step.inputs.first().map_or(0, |s| s.ty().cols);
+        let rows_of = |s: &Slot| inputs.rows(s.ty().rows);
+        let mut f = step.inputs.iter().map(|s| memory.floats(s, rows_of(s))).collect::<Vec<_>>();
+        let mut y: Vec<f32> = Vec::new();
+        match &step.op {
+            Op::Embed { table, scale } => {
+                let w = weight(table);
+                for &token in &inputs.tokens {
+                    let mut row = vec![0.0; w.cols];
+                    quant::decode_row(w.dtype, self.row(w, token as usize)?, &mut row);
+                    y.extend(row.iter().map(|x| if *scale == 1.0 { *x } else { x * scale }));
+                }
+            }
+            Op::RmsNorm { weight: w, eps, group, .. } => {
+                let w = self.vector(weight(w))?;
+                f[0].chunks(*group).for_each(|x| y.extend(rms_norm(x, &w, *eps)));
+            }
+            Op::Quantize { .. } => y = std::mem::take(&mut f[0]),
+            Op::Linear { parts, residual } => {
+                for (part, out) in parts.iter().zip(&step.outputs) {
+                    let w = weight(&part.weight);
+                    let bias = part.bias.map(|b| self.vector(weight(&b))).transpose()?;
+                    let slot = &step.inputs[part.input];
+                    let rows = rows_of(slot);
+                    let mut y = vec![0.0; rows * w.rows];
+                    for n in 0..w.rows {
+                        let bytes = self.row(w, n)?;
+                        let mut decoded = vec![0.0; w.cols];
+                        let layout = memory.layout(slot);
+                        if layout.is_none() {
+                            quant::decode_row(w.dtype, bytes, &mut decoded);
+                        }
+                        for row in 0..rows {
+                            let mut v = match (&layout, quant::format(w.dtype)) {
+                                (Some(layout), Some(format)) => {
+                                    int_dot(bytes, format, memory.bytes(slot), layout, row)
+                                }
+                                _ => dot(&decoded, &f[part.input][row * w.cols..(row + 1) * w.cols]),
+                            };
+                            if let Some(bias) = &bias {
+                                v += bias[n];
+                            }
+                            if *residual {
+                                v += f[step.inputs.len() - 1][row * w.rows + n];
+                            }
+                            y[row * w.rows + n] = v;
+                        }
+                    }
+                    memory.write(out, &y);
+                }
+                return Ok(());
+            }
+            Op::Add => y.extend(f[0].iter().zip(&f[1]).map(|(a, b)| a + b)),
+            Op::Scale(factor) => y.extend(f[0].iter().map(|x| x * factor)),
+            Op::Softcap(cap) => y.extend(f[0].iter().map(|x| cap * math::tanh(x / cap))),
+            Op::Glu { act, .. } => y.extend(f[0].iter().zip(&f[1]).map(|(&g, u)| activate(*act, g) * u)),
+            Op::Rope { rope: id, head_dim } | Op::RopeStore { rope: id, head_dim, .. } => {
+                let spec = &program.ropes[id.0 as usize];
+                let rotate = |x: &mut [f32], cols: usize| {
+                    for (row, x) in x.chunks_mut(cols).enumerate() {
+                        x.chunks_mut(*head_dim).for_each(|head| rope(spec, inputs.positions[row], head));
+                    }
+                };
+                rotate(&mut f[0], cols_in);
+                if let Op::RopeStore { layer, .. } = &step.op {
+                    let cols = step.inputs[1].ty().cols;
+                    rotate(&mut f[1], cols);
+                    for (row, &cell) in inputs.cells.iter().enumerate() {
+                        let at = row * cols..(row + 1) * cols;
+                        self.store(*layer, &program.kv[*layer], cell as usize, &f[1][at.clone()], &f[2][at]);
+                    }
+                }
+                y = std::mem::take(&mut f[0]);
+            }
+            Op::KvStore { layer } => {
+                for (row, &cell) in inputs.cells.iter().enumerate() {
+                    let at = row * cols_in..(row + 1) * cols_in;
+                    self.store(*layer, &program.kv[*layer], cell as usize, &f[0][at.clone()], &f[1][at]);
+                }
+                return Ok(());
+            }
+            Op::Attention { spec, .. } => {
+                let store = &self.stores[spec.layer];
+                let cols = spec.kv_heads * spec.head_dim;
+                for (i, q) in f[0].chunks(spec.head_dim).enumerate() {
+                    let (row, head) = (i / spec.heads, i % spec.heads);
+                    let kv_head = head / (spec.heads / spec.kv_heads);
+                    let at =
+                        |j: usize| (inputs.page(row, j) * PAGE + j % PAGE) * cols + kv_head * spec.head_dim;
+                    y.extend(attention(
+                        spec,
+                        q,
+                        inputs.positions[row] as usize,
+                        |j| &store.keys[at(j)..at(j) + spec.head_dim],
+                        |j| &store.values[at(j)..at(j) + spec.head_dim],
+                    ));
+                }
+            }
+            Op::TakeRows => {
+                for &w in &inputs.wanted {
+                    y.extend(&f[0][w as usize * cols_in..(w as usize + 1) * cols_in]);
+                }
+            }
+            Op::Copy { .. } => return Err(Error::Inputs(format!("{}: a copy outside run", step.name))),
+        }
+        step.outputs.iter().for_each(|slot| memory.write(slot, &y));
+        Ok(())
+    }
+}
+
+fn not_loaded() -> Error {
+    Error::Device { device: "reference".into(), what: "no model is loaded: call load first".into() }
+}
+
+/// Arenas (one for each device of the placement) and results of one run.
+struct Memory {
+    arenas: Vec<Vec<u8>>,
+    results: Vec<Vec<f32>>,
+    device: usize,
+    bucket: crate::Bucket,
+}
+
+impl Memory {
+    fn room(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::T => self.bucket.t,
+            Rows::R => self.bucket.r,
+        }
+    }
+
+    fn layout(&self, slot: &Slot) -> Option<Layout> {
+        let ty = slot.ty();
+        ty.elem.digits().map(|(unit, digits)| Layout::new(self.room(ty.rows), ty.cols, unit, digits))
+    }
+
+    fn bytes(&self, slot: &Slot) -> &[u8] {
+        match *slot {
+            Slot::Arena { offset, .. } => &self.arenas[self.device][offset..],
+            Slot::Output { .. } => &[],
+        }
+    }
+
+    /// Rows of an f32 value; nothing for a quantized one.
+    fn floats(&self, slot: &Slot, rows: usize) -> Vec<f32> {
+        let n = rows * slot.ty().cols;
+        match *slot {
+            _ if slot.ty().elem != Elem::F32 => Vec::new(),
+            Slot::Output { index, .. } => self.results[index][..n].to_vec(),
+            Slot::Arena { offset, .. } => {
+                let bytes = self.arenas[self.device][offset..offset + 4 * n].chunks_exact(4);
+                bytes.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+            }
+        }
+    }
+
+    fn write(&mut self, slot: &Slot, y: &[f32]) {
+        if let Slot::Output { index, .. } = *slot {
+            self.results[index] = y.to_vec();
+        }
+        let layout = self.layout(slot);
+        let Slot::Arena { offset, ty } = *slot else { return };
+        let arena = &mut self.arenas[self.device][offset..];
+        match layout {
+            None => {
+                for (to, y) in arena.chunks_exact_mut(4).zip(y) {
+                    to.copy_from_slice(&y.to_le_bytes());
+                }
+            }
+            Some(layout) => {
+                for (row, y) in y.chunks(ty.cols).enumerate() {
+                    quantize_row(&layout, y, row, arena);
+                }
+            }
+        }
+    }
+}
+
+impl Backend for Interpreter {
+    fn describe(&self) -> String {
+        "reference (scalar interpreter)".into()
+    }
+
+    fn load(
+        &mut self,
+        graph: &Graph,
+        checkpoint: Arc<Checkpoint>,
+        options: &PlanOptions,
+        kv: KvPlan,
+    ) -> Result<()> {
+        self.checkpoint = Some(checkpoint);
+        self.kv_type = options.kv;
+        self.kv = Some(kv);
+        self.stores = graph
+            .kv
+            .iter()
+            .map(|l| {
+                let n = kv.pages * PAGE * l.heads * l.head_dim;
+                KvStore { keys: vec![0.0; n], values: vec![0.0; n] }
+            })
+            .collect();
+        Ok(())
+    }
+
+    fn prepare(&mut self, program: Arc<Program>) -> Result<Prepared> {
+        self.programs.push((program, None));
+        Ok(Prepared(self.programs.len() - 1))
+    }
+
+    fn run(&mut self, prepared: Prepared, inputs: &Inputs) -> Result<()> {
+        let kv = self.kv.ok_or_else(not_loaded)?;
+        let program = self.programs[prepared.0].0.clone();
+        self.programs[prepared.0].1 = None;
+        inputs.check(&program, &kv)?;
+        let mut memory = Memory {
+            // Poison: a value read before it is written shows as NaN.
+            arenas: program.arena_bytes.iter().map(|&n| vec![0xFF; n]).collect(),
+            results: vec![Vec::new(); program.outputs.len()],
+            device: 0,
+            bucket: program.key.bucket,
+        };
+        for segment in &program.segments {
+            for step in &segment.steps {
+                if let Op::Copy { from } = step.op {
+                    memory.device = from;
+                    let y = memory.floats(&step.inputs[0], inputs.rows(step.inputs[0].ty().rows));
+                    memory.device = segment.device;
+                    memory.write(&step.outputs[0], &y);
+                    continue;
+                }
+                memory.device = segment.device;
+                self.step(&program, step, inputs, &mut memory)?;
+            }
+        }
+        self.programs[prepared.0].1 = Some(memory.results);
+        Ok(())
+    }
+
+    fn read(&mut self, prepared: Prepared, output: usize) -> Result<&[f32]> {
+        match &self.programs[prepared.0].1 {
+            Some(results) => Ok(&results[output]),
+            None => Err(Error::Inputs("this program has not run, or its last run failed".into())),
+        }
+    }
+
+    fn set_profile(&mut self, _on: bool) {}
+
+    fn profile(&self) -> &[StepTime] {
+        &[]
+    }
+
+    fn paths(&self) -> Vec<PathCount> {
+        vec![PathCount { path: "kv.saturated".into(), declined: None, count: self.saturated }]
+    }
+}
