@@ -1,0 +1,179 @@
+//! The one error type of this crate: what was found, where, the limit, and what to do.
+
+use std::path::{Path, PathBuf};
+
+use crate::DType;
+
+/// What this crate's functions return.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a file, a key or a tensor could not be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried: "open", "map", "read".
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// Another error, with the file it was found in.
+    #[error("{}: {reason}", path.display())]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: Box<Error>,
+    },
+    /// Another error, with the tensor it was found in.
+    #[error("tensor {}: {reason}", shown(name))]
+    InTensor {
+        /// The tensor's name in the file.
+        name: String,
+        /// What is wrong with it.
+        reason: Box<Error>,
+    },
+    /// The first bytes are of no known model format.
+    #[error("not a GGUF or safetensors file (it begins with {found}); {hint}")]
+    NotAModel {
+        /// The first bytes, printable.
+        found: String,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// A GGUF version that is not read.
+    #[error("GGUF version {found} is not supported; versions 2 and 3 are: convert the model again")]
+    Version {
+        /// The version field.
+        found: u32,
+    },
+    /// A GGUF written for a big-endian machine.
+    #[error(
+        "big-endian GGUF (version field {found:#010x}) is not supported; convert the model for little-endian"
+    )]
+    BigEndian {
+        /// The version field as read, little-endian.
+        found: u32,
+    },
+    /// A length or count that reaches past the end of the file.
+    #[error(
+        "{what} at byte {offset} needs {needed} bytes, but {remaining} remain in the file: it is cut short or damaged"
+    )]
+    Truncated {
+        /// What was being read.
+        what: String,
+        /// Where, in bytes from the start of the file.
+        offset: u64,
+        /// Bytes that it would take, saturated.
+        needed: u64,
+        /// Bytes that are there.
+        remaining: u64,
+    },
+    /// A header that contradicts itself or its format.
+    #[error("{0}")]
+    Header(String),
+    /// A metadata key with an unusable value.
+    #[error("metadata key {}: {problem}", shown(key))]
+    Key {
+        /// The key.
+        key: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A required metadata key is absent.
+    #[error("metadata key {} is missing; this model needs it", shown(key))]
+    MissingKey {
+        /// The key.
+        key: String,
+    },
+    /// A metadata key holds another type than its meaning asks for.
+    #[error("metadata key {} is {found}, wanted {wanted}", shown(key))]
+    KeyType {
+        /// The key.
+        key: String,
+        /// The type in the file, with the value where it does not fit.
+        found: String,
+        /// The type asked for.
+        wanted: &'static str,
+    },
+    /// A required tensor is absent.
+    #[error("tensor {} is missing; the file has {count} tensors", shown(name))]
+    MissingTensor {
+        /// The name asked for.
+        name: String,
+        /// How many tensors there are.
+        count: usize,
+    },
+    /// An element type that this version does not read.
+    #[error("element type {found} is not supported; supported are {}", DType::names())]
+    UnknownType {
+        /// The type as the file gives it, with its public name if it has one.
+        found: String,
+    },
+    /// A row that blocks cannot tile.
+    #[error("rows of {cols} values cannot be stored as {dtype}, whose blocks hold {}", dtype.block_len())]
+    RowLength {
+        /// The element type.
+        dtype: DType,
+        /// Values in a row.
+        cols: usize,
+    },
+    /// A shape whose size overflows.
+    #[error("shape {shape:?} of {dtype} does not fit in 63 bits of bytes")]
+    TooLarge {
+        /// The element type.
+        dtype: DType,
+        /// The shape, outermost first.
+        shape: Vec<usize>,
+    },
+}
+
+impl Error {
+    /// The same error with the file it was found in.
+    pub fn in_file(self, path: &Path) -> Self {
+        match self {
+            Self::Io { .. } | Self::InFile { .. } => self,
+            reason => Self::InFile { path: path.into(), reason: Box::new(reason) },
+        }
+    }
+
+    /// The same error with the tensor it was found in.
+    pub fn in_tensor(self, name: &str) -> Self {
+        Self::InTensor { name: name.into(), reason: Box::new(self) }
+    }
+
+    pub(crate) fn key(key: &str, problem: impl Into<String>) -> Self {
+        Self::Key { key: key.into(), problem: problem.into() }
+    }
+}
+
+/// A name from a file, quoted, escaped and cut: files may hold control characters and megabyte-long names.
+fn shown(name: &str) -> String {
+    const LIMIT: usize = 120;
+    match name.char_indices().nth(LIMIT) {
+        None => format!("{name:?}"),
+        Some((end, _)) => format!("{:?}... ({} bytes)", &name[..end], name.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_escaped_and_cut() {
+        assert_eq!(shown("a\u{1b}[31m"), r#""a\u{1b}[31m""#);
+        let long = "é".repeat(1000);
+        assert_eq!(shown(&long), format!("{:?}... (2000 bytes)", "é".repeat(120)));
+    }
+
+    #[test]
+    fn a_file_is_named_once() {
+        let error = Error::Version { found: 1 }.in_file(Path::new("a.gguf")).in_file(Path::new("b.gguf"));
+        assert!(error.to_string().starts_with("a.gguf: GGUF version 1"), "{error}");
+    }
+}
