@@ -74,7 +74,7 @@ impl Inputs {
                 self.sequences.len()
             ));
         }
-        let tables = if self.table_stride == 0 { 0 } else { self.tables.len() / self.table_stride };
+        let tables = self.tables.len().checked_div(self.table_stride).unwrap_or(0);
         if tables > bucket.s {
             return bad(format!("{tables} sequences for a program of {bucket:?}"));
         }

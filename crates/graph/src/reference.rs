@@ -214,6 +214,12 @@ struct KvStore {
     values: Vec<f32>,
 }
 
+/// A prepared program and the results of its last run, if that succeeded.
+struct Loaded {
+    program: Arc<Program>,
+    results: Option<Vec<Vec<f32>>>,
+}
+
 /// The scalar interpreter.
 #[derive(Default)]
 pub struct Interpreter {
@@ -221,7 +227,7 @@ pub struct Interpreter {
     kv: Option<KvPlan>,
     kv_type: KvType,
     stores: Vec<KvStore>,
-    programs: Vec<(Arc<Program>, Option<Vec<Vec<f32>>>)>,
+    programs: Vec<Loaded>,
     saturated: u64,
 }
 
@@ -463,14 +469,14 @@ impl Backend for Interpreter {
     }
 
     fn prepare(&mut self, program: Arc<Program>) -> Result<Prepared> {
-        self.programs.push((program, None));
+        self.programs.push(Loaded { program, results: None });
         Ok(Prepared(self.programs.len() - 1))
     }
 
     fn run(&mut self, prepared: Prepared, inputs: &Inputs) -> Result<()> {
         let kv = self.kv.ok_or_else(not_loaded)?;
-        let program = self.programs[prepared.0].0.clone();
-        self.programs[prepared.0].1 = None;
+        let program = self.programs[prepared.0].program.clone();
+        self.programs[prepared.0].results = None;
         inputs.check(&program, &kv)?;
         let mut memory = Memory {
             // Poison: a value read before it is written shows as NaN.
@@ -492,12 +498,12 @@ impl Backend for Interpreter {
                 self.step(&program, step, inputs, &mut memory)?;
             }
         }
-        self.programs[prepared.0].1 = Some(memory.results);
+        self.programs[prepared.0].results = Some(memory.results);
         Ok(())
     }
 
     fn read(&mut self, prepared: Prepared, output: usize) -> Result<&[f32]> {
-        match &self.programs[prepared.0].1 {
+        match &self.programs[prepared.0].results {
             Some(results) => Ok(&results[output]),
             None => Err(Error::Inputs("this program has not run, or its last run failed".into())),
         }

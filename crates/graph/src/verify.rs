@@ -66,7 +66,7 @@ fn types(graph: &Graph, node: &Node) -> std::result::Result<(), String> {
         elems.len() == output.len()
             && !elems.is_empty()
             && emit.units.is_sorted_by(|a, b| a < b)
-            && emit.units.iter().all(|u| matches!(u, 32 | 256) && input[0].cols % u == 0)
+            && emit.units.iter().all(|u| matches!(u, 32 | 256) && input[0].cols.is_multiple_of(*u))
             && elems.iter().zip(&output).all(|(&elem, o)| *o == ValueType { elem, ..input[0] })
     };
     let same = output.len() == 1 && input.iter().chain(&output).all(|t| Some(t) == input.first());
@@ -82,7 +82,7 @@ fn types(graph: &Graph, node: &Node) -> std::result::Result<(), String> {
             input.len() == 1
                 && f32_in(0)
                 && *group > 0
-                && input[0].cols % group == 0
+                && input[0].cols.is_multiple_of(*group)
                 && graph.weight(*weight).cols == *group
                 && emitted(emit),
             "wants one f32 input whose columns are a multiple of the group",
@@ -123,7 +123,7 @@ fn types(graph: &Graph, node: &Node) -> std::result::Result<(), String> {
                 && f32_in(0)
                 && same
                 && input[0].rows == Rows::T
-                && input[0].cols % head_dim == 0
+                && input[0].cols.is_multiple_of(*head_dim)
                 && graph.ropes.get(rope.0 as usize).is_some_and(|r| 2 * r.inv_freq.len() <= *head_dim),
             "wants one f32 input [T, heads * head_dim] and a table no wider than a head",
         ),
@@ -136,7 +136,7 @@ fn types(graph: &Graph, node: &Node) -> std::result::Result<(), String> {
                 && f32_in(0)
                 && output == [input[0]]
                 && input[0].rows == Rows::T
-                && input[0].cols % head_dim == 0
+                && input[0].cols.is_multiple_of(*head_dim)
                 && kv(&input[1], &input[2], *layer)
                 && graph.kv[*layer].head_dim == *head_dim
                 && graph.ropes.get(rope.0 as usize).is_some_and(|r| 2 * r.inv_freq.len() <= *head_dim),
@@ -147,7 +147,7 @@ fn types(graph: &Graph, node: &Node) -> std::result::Result<(), String> {
                 && f32_in(0)
                 && input[0] == ValueType::f32(Rows::T, spec.heads * spec.head_dim)
                 && spec.kv_heads > 0
-                && spec.heads % spec.kv_heads == 0
+                && spec.heads.is_multiple_of(spec.kv_heads)
                 && spec.window != Some(0)
                 && graph
                     .kv
