@@ -241,3 +241,6 @@ pub(crate) fn check_ranges(tensors: &[TensorInfo], len: u64) -> Result<Vec<usize
     }
     Ok(order)
 }
+
+#[cfg(test)]
+mod tests;

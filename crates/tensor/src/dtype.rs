@@ -139,18 +139,17 @@ impl DType {
             .ok_or_else(|| Error::TooLarge { dtype: self, shape: vec![cols] })
     }
 
-    /// Bytes of a tensor of `shape`, outermost dimension first; a scalar (`[]`) is one row of one value.
-    /// Every product is checked, and the result and the number of elements fit in 63 bits.
+    /// Bytes of a tensor of `shape`, outermost dimension first; a scalar (`[]`) is one row of one value. Every
+    /// product is checked: bytes, and products of any of the dimensions, fit in 63 bits.
     pub fn tensor_bytes(self, shape: &[usize]) -> Result<u64> {
         let (cols, outer) = shape.split_last().map_or((1, shape), |(&cols, outer)| (cols, outer));
         let row_bytes = self.row_bytes(cols)?;
-        let product = |first: usize| {
-            outer
-                .iter()
-                .try_fold(first as u64, |n, &d| n.checked_mul(d as u64))
-                .filter(|&n| n <= i64::MAX as u64)
-        };
-        match (product(cols), product(row_bytes)) {
+        // A dimension of 0 must not hide that the others overflow: somebody multiplies only those.
+        let rows = outer.iter().try_fold(1u64, |n, &d| n.checked_mul(d.max(1) as u64));
+        let fits =
+            |per_row: usize| rows?.checked_mul(per_row.max(1) as u64).filter(|&n| n <= i64::MAX as u64);
+        match (fits(cols), fits(row_bytes)) {
+            (Some(_), Some(_)) if shape.contains(&0) => Ok(0),
             (Some(_), Some(bytes)) => Ok(bytes),
             _ => Err(Error::TooLarge { dtype: self, shape: shape.to_vec() }),
         }
@@ -244,11 +243,19 @@ mod tests {
     /// ggml-org/llama.cpp#18674, huggingface/candle#3588: products that wrap to something small.
     #[test]
     fn products_do_not_wrap() {
-        for shape in [&[1 << 32, 1 << 32][..], &[1 << 31, 1 << 31], &[1 << 62], &[usize::MAX], &[1 << 21; 3]]
-        {
+        for shape in [
+            &[1 << 32, 1 << 32][..],
+            &[1 << 31, 1 << 31],
+            &[1 << 62],
+            &[usize::MAX],
+            &[1 << 21; 3],
+            &[1 << 40, 1 << 40, 0],
+        ] {
             assert!(matches!(DType::F32.tensor_bytes(shape), Err(Error::TooLarge { .. })), "{shape:?}");
         }
         assert_eq!(DType::F32.tensor_bytes(&[]).unwrap(), 4);
-        assert_eq!(DType::F32.tensor_bytes(&[3, 0]).unwrap(), 0);
+        for empty in [&[3, 0][..], &[0, 3], &[0]] {
+            assert_eq!(DType::F32.tensor_bytes(empty).unwrap(), 0);
+        }
     }
 }

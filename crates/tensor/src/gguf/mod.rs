@@ -53,9 +53,9 @@ impl Gguf {
         let version = read_preamble(&mut cursor)?;
         let tensor_count = cursor.u64("tensor count")?;
         let key_count = cursor.u64("key count")?;
-        // A key takes at least its name's length, one byte of name, its type and one byte; a tensor its name's
-        // length, the dimension count, the type and the offset.
-        let key_count = cursor.count(key_count, 14, "metadata keys")?;
+        // A key takes at least its name's length, its type and one byte; a tensor its name's length, the
+        // dimension count, the type and the offset.
+        let key_count = cursor.count(key_count, 13, "metadata keys")?;
         let metadata = Metadata::parse(bytes, &mut cursor, key_count)?;
         let alignment = read_alignment(&metadata)?;
 
@@ -126,10 +126,8 @@ fn read_tensor(cursor: &mut Cursor<'_>, index: usize, alignment: u64) -> Result<
     let mut shape = Vec::with_capacity(dims as usize);
     for _ in 0..dims {
         let dim = cursor.u64("a dimension").map_err(in_tensor)?;
-        shape.push(
-            usize::try_from(dim)
-                .map_err(|_| in_tensor(Error::Header(format!("dimension {dim} is too large"))))?,
-        );
+        let fits = usize::try_from(dim).ok().filter(|dim| *dim > 0);
+        shape.push(fits.ok_or_else(|| in_tensor(Error::Header(format!("it has a dimension of {dim}"))))?);
     }
     shape.reverse();
     let dtype =

@@ -48,13 +48,12 @@ impl<'a> Writer<'a> {
         put_string(key.as_bytes(), &mut encoded);
         encoded.extend((value.kind() as u32).to_le_bytes());
         value.put(&mut encoded);
-        let alignment = (key == ALIGNMENT_KEY).then(|| encoded[encoded.len() - 4..].to_vec());
-        if let Some(bytes) = alignment {
-            if value.kind() != ValueType::U32 {
+        if key == ALIGNMENT_KEY {
+            let Some(bytes) = encoded.last_chunk().filter(|_| value.kind() == ValueType::U32) else {
                 let found = value.kind().name().into();
                 return Err(Error::KeyType { key: key.into(), found, wanted: "u32" });
-            }
-            let alignment = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+            };
+            let alignment = u32::from_le_bytes(*bytes);
             check_alignment(alignment)?;
             self.alignment = Some(alignment);
         }
@@ -81,7 +80,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Adds a tensor; `shape` is outermost first. An error if the name is there already, or the shape has more
-    /// than four dimensions, or does not take exactly these bytes.
+    /// than four dimensions or one of 0, or does not take exactly these bytes.
     pub fn tensor(
         &mut self,
         name: &str,
@@ -99,6 +98,9 @@ impl<'a> Writer<'a> {
                 "it has {} dimensions; at most {MAX_DIMS} are possible",
                 shape.len()
             )));
+        }
+        if shape.contains(&0) {
+            return Err(problem(format!("{shape:?} has a dimension of 0")));
         }
         let expected = dtype.tensor_bytes(shape).map_err(|error| error.in_tensor(name))?;
         if bytes.len() as u64 != expected {
