@@ -218,7 +218,12 @@ impl<'a> Array<'a> {
     pub fn values(&self) -> impl Iterator<Item = Value<'a>> + use<'a> {
         let kind = self.kind;
         let mut cursor = Cursor::new(self.bytes);
-        (0..self.len).map_while(move |_| Stored::read(&mut cursor, kind, 0).ok()?.value(cursor.bytes))
+        // Scalars and strings skip the general walk: vocabularies hold hundreds of thousands of them.
+        (0..self.len).map_while(move |_| match (kind.size(), kind) {
+            (Some(size), _) => Value::scalar(kind, cursor.take(size, "").ok()?),
+            (None, ValueType::String) => cursor.string(String::new).ok().map(Value::String),
+            (None, _) => Stored::read(&mut cursor, kind, 0).ok()?.value(cursor.bytes),
+        })
     }
 }
 

@@ -61,8 +61,9 @@ mod tests {
 
     #[test]
     fn packing_reads_back_every_pair() {
-        for seed in 0..64u8 {
-            let pairs = std::array::from_fn(|j| ((seed + 11 * j as u8) % 64, (seed * 5 + 29 * j as u8) % 64));
+        for seed in 0..64 {
+            let pairs =
+                std::array::from_fn(|j| (((seed + 11 * j) % 64) as u8, ((seed * 5 + 29 * j) % 64) as u8));
             let mut packed = [0; 12];
             write(pairs, &mut packed);
             assert_eq!(read(&packed), pairs);
