@@ -1,0 +1,329 @@
+//! Matrix products: packed quantized weights with the `int` arithmetic, and rows of floats with `f32x32`.
+//!
+//! A quantized matrix is packed once at load. Sixteen output rows are interleaved to a *tile*, so that a vector's
+//! lanes are output rows, activations are broadcast, and no sum ever crosses lanes. Codes keep their width in memory:
+//! a packed matrix is as large as the file's, or up to 3% larger where sub-scales are widened to bytes. Units of a
+//! row are stored grouped by the accumulator they belong to (unit index mod 8), so that a row needs one running sum
+//! and one total instead of eight sums, whether one activation row is multiplied or many.
+//!
+//! - [`spec`]: what distinguishes the formats, and the packed layout; [`pack`]: from file blocks to tiles.
+//! - [`panel`]: the activation side, a few rows rearranged to be read in one stream.
+//! - [`kernel`]: the arithmetic, written once over an [`engine`]; [`avx2`], [`avx512`]: the engines besides the scalar.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod dispatch;
+mod engine;
+mod kernel;
+mod pack;
+mod panel;
+mod spec;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use ingle_tensor::DType;
+
+use crate::memory::Aligned;
+use crate::simd::Isa;
+use crate::threads::Team;
+
+pub use panel::Activations;
+pub use spec::TILE;
+
+use kernel::Call;
+use spec::Spec;
+
+/// Where results go: element `(row, col)` is at `row * stride + col`.
+#[derive(Clone, Copy, Debug)]
+pub struct OutPtr {
+    ptr: *mut f32,
+    stride: usize,
+}
+
+/// Where residuals come from: element `(row, col)` is at `row * stride + col`.
+#[derive(Clone, Copy, Debug)]
+pub struct InPtr {
+    ptr: *const f32,
+    stride: usize,
+}
+
+// SAFETY: these are addresses; who dereferences them answers for it (see `Packed::product`).
+unsafe impl Send for OutPtr {}
+// SAFETY: as above.
+unsafe impl Sync for OutPtr {}
+// SAFETY: as above.
+unsafe impl Send for InPtr {}
+// SAFETY: as above.
+unsafe impl Sync for InPtr {}
+
+impl OutPtr {
+    /// Rows of results from `ptr` on, `stride` elements apart.
+    pub fn new(ptr: *mut f32, stride: usize) -> Self {
+        Self { ptr, stride }
+    }
+
+    /// # Safety
+    /// The element is inside the memory this points into.
+    #[inline(always)]
+    unsafe fn at(&self, row: usize, col: usize) -> *mut f32 {
+        // SAFETY: the caller's duty.
+        unsafe { self.ptr.add(row * self.stride + col) }
+    }
+}
+
+impl InPtr {
+    /// Rows from `ptr` on, `stride` elements apart.
+    pub fn new(ptr: *const f32, stride: usize) -> Self {
+        Self { ptr, stride }
+    }
+
+    /// # Safety
+    /// The element is inside the memory this points into.
+    #[inline(always)]
+    unsafe fn at(&self, row: usize, col: usize) -> *const f32 {
+        // SAFETY: the caller's duty.
+        unsafe { self.ptr.add(row * self.stride + col) }
+    }
+}
+
+/// What follows a dot product: `y = fl(y + bias)`, then `y = fl(residual + y)`, each where given.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tail<'a> {
+    /// One value per output, `[outputs]`.
+    pub bias: Option<&'a [f32]>,
+    /// `[rows, outputs]`; may be the output itself.
+    pub residual: Option<InPtr>,
+}
+
+/// A worker's private memory for products; grows to the largest one asked for.
+#[derive(Default)]
+pub struct Scratch(Vec<Line>);
+
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+impl Scratch {
+    /// Makes room, so that no later product of at most this size allocates.
+    pub fn reserve(&mut self, bytes: usize) {
+        let lines = bytes.div_ceil(size_of::<Line>());
+        if lines > self.0.len() {
+            self.0.resize(lines, Line([0; 64]));
+        }
+    }
+
+    /// `bytes` bytes, aligned to 64.
+    fn bytes(&mut self, bytes: usize) -> *mut u8 {
+        self.reserve(bytes);
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+/// Why a matrix could not be packed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PackError {
+    /// The element type has no integer arithmetic.
+    #[error("{0} weights have no packed form; use the float product")]
+    Type(DType),
+    /// The bytes are not a matrix of this shape.
+    #[error("{bytes} bytes do not hold {rows} rows of {cols} values of {dtype}")]
+    Size {
+        /// Element type.
+        dtype: DType,
+        /// Rows.
+        rows: usize,
+        /// Values per row.
+        cols: usize,
+        /// Bytes found.
+        bytes: usize,
+    },
+    /// The system has no memory for the packed matrix.
+    #[error("no memory for a packed matrix: {0}")]
+    Memory(#[from] std::io::Error),
+}
+
+/// A quantized matrix `[rows, cols]`, packed for the `int` arithmetic.
+pub struct Packed {
+    spec: &'static Spec,
+    rows: usize,
+    cols: usize,
+    /// Bytes between tiles: the code section, the scale section, padding to 64.
+    tile_stride: usize,
+    data: Aligned,
+}
+
+impl Packed {
+    /// Packs the file bytes of `[rows, cols]`; tiles are shared out among the team.
+    ///
+    /// # Errors
+    /// A type without packed form, or bytes that are not the shape's.
+    pub fn new(dtype: DType, rows: usize, cols: usize, data: &[u8], team: &Team) -> Result<Self, PackError> {
+        let spec = spec::spec(dtype).ok_or(PackError::Type(dtype))?;
+        let size = || PackError::Size { dtype, rows, cols, bytes: data.len() };
+        let row_bytes = dtype.row_bytes(cols).map_err(|_| size())?;
+        if row_bytes.checked_mul(rows) != Some(data.len()) {
+            return Err(size());
+        }
+        let units = cols / spec.unit();
+        let tile_stride = (units * (spec.code_bytes() + spec.scale_bytes())).next_multiple_of(64);
+        let tiles = rows.div_ceil(TILE);
+        let mut packed = Self { spec, rows, cols, tile_stride, data: Aligned::new(tiles * tile_stride)? };
+        if data.is_empty() {
+            return Ok(packed);
+        }
+        let base = SharedBytes(packed.data.as_mut_ptr());
+        team.run(&|worker, workers| {
+            for tile in worker * tiles / workers..(worker + 1) * tiles / workers {
+                let source = &data[tile * TILE * row_bytes..((tile + 1) * TILE).min(rows) * row_bytes];
+                // SAFETY: tiles are disjoint, inside the buffer, and each is visited by one worker only.
+                let tile = unsafe { base.slice(tile * tile_stride, tile_stride) };
+                let (codes, scales) = tile.split_at_mut(units * spec.code_bytes());
+                pack::pack_tile(spec, source, row_bytes, codes, scales);
+            }
+        });
+        Ok(packed)
+    }
+
+    /// Element type of the file.
+    pub fn dtype(&self) -> DType {
+        self.spec.dtype
+    }
+
+    /// Output rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns: the length of one dot product.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Tiles of 16 output rows; the last may be padded.
+    pub fn tiles(&self) -> usize {
+        self.rows.div_ceil(TILE)
+    }
+
+    /// Columns per activation scale: 32 or 256.
+    pub fn unit(&self) -> usize {
+        self.spec.unit()
+    }
+
+    /// Bytes in memory, which is what one pass over the weights reads.
+    pub fn bytes(&self) -> usize {
+        self.tiles() * self.tile_stride
+    }
+
+    /// Bytes of scratch that products of at most `rows` activation rows need.
+    pub fn scratch_bytes(&self, digits: usize, rows: usize) -> usize {
+        let height = rows.next_power_of_two().min(dispatch::HEIGHT_MAX);
+        self.units() * height * panel::row_bytes_max(self.unit(), digits)
+    }
+
+    fn units(&self) -> usize {
+        self.cols / self.spec.unit()
+    }
+
+    /// Codes of a tile: `[units][code_bytes]`.
+    fn tile_codes(&self, tile: usize) -> *const u8 {
+        self.data[tile * self.tile_stride..].as_ptr()
+    }
+
+    /// Scale records of a tile: `[units][scale_bytes]`.
+    fn tile_scales(&self, tile: usize) -> *const u8 {
+        self.data[tile * self.tile_stride + self.units() * self.spec.code_bytes()..].as_ptr()
+    }
+
+    /// Multiplies activation rows `x_rows` with the output rows of `tiles`:
+    /// `out[r][16 * tile + lane] = tail(dot(weight row, x[r]))`. Output columns beyond [`Packed::rows`] are not
+    /// written. The bits do not depend on how rows and tiles are split over calls, nor on `isa`.
+    ///
+    /// For many rows, weights are read again from the L2 cache for each block of rows; a call should have as many
+    /// tiles as it can, since rearranging activations is paid once per block of rows and a share of L2.
+    ///
+    /// # Panics
+    /// When the activations' columns, unit, or rows, or the tiles, are not those of the matrix, or the bias is short.
+    ///
+    /// # Safety
+    /// `isa` is available. Rows `x_rows` and the columns of `tiles` of `out` (and of the residual) are inside live
+    /// memory, and nobody else reads or writes these elements of `out` during the call.
+    pub unsafe fn product(
+        &self,
+        isa: Isa,
+        x: &Activations<'_>,
+        x_rows: Range<usize>,
+        tiles: Range<usize>,
+        out: OutPtr,
+        tail: Tail<'_>,
+        scratch: &mut Scratch,
+    ) {
+        let layout = *x.layout();
+        assert!(layout.cols == self.cols && layout.unit == self.unit(), "{layout:?} for {self:?}");
+        assert!(x_rows.end <= layout.rows && tiles.end <= self.tiles(), "{x_rows:?}, {tiles:?} for {self:?}");
+        assert!(tail.bias.is_none_or(|bias| bias.len() >= self.rows), "bias for {self:?}");
+        debug_assert!(isa.available(), "{isa:?}");
+        if x_rows.is_empty() {
+            return;
+        }
+        let panel = scratch.bytes(self.scratch_bytes(layout.digits, x_rows.len()));
+        let one_block = dispatch::height(x_rows.len(), layout.digits) >= x_rows.len();
+        let step = if one_block { tiles.len() } else { L2_SHARE / self.tile_stride.max(1) }.max(1);
+        for first in tiles.clone().step_by(step) {
+            let tiles = first..tiles.end.min(first + step);
+            let mut row = x_rows.start;
+            while row < x_rows.end {
+                let height = dispatch::height(x_rows.end - row, layout.digits);
+                let rows = row..x_rows.end.min(row + height);
+                row = rows.end;
+                let kernel = dispatch::kernel(isa, self.spec.dtype, layout.digits, height);
+                let call = Call { packed: self, x: *x, rows, tiles: tiles.clone(), out, tail, panel };
+                // SAFETY: the shapes were checked above, the scratch has room for the tallest panel of this size, and
+                // the rest is this function's own contract.
+                unsafe { kernel(&call) };
+            }
+        }
+    }
+
+    /// Name of the path that products take: `int.avx512vnni`.
+    pub fn engaged_name(isa: Isa) -> &'static str {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => "int.avx512vnni",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => "int.avx2",
+            _ => "int.scalar",
+        }
+    }
+}
+
+impl std::fmt::Debug for Packed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Packed({}, [{}, {}])", self.spec.dtype, self.rows, self.cols)
+    }
+}
+
+/// Bytes of weights that are multiplied with all rows before the next are read: they stay in the L2 cache meanwhile.
+const L2_SHARE: usize = 768 << 10;
+
+/// A buffer that workers write disjoint parts of.
+#[derive(Clone, Copy)]
+struct SharedBytes(*mut u8);
+
+// SAFETY: `slice` makes its callers answer for disjointness.
+unsafe impl Send for SharedBytes {}
+// SAFETY: as above.
+unsafe impl Sync for SharedBytes {}
+
+impl SharedBytes {
+    /// # Safety
+    /// The range is inside the buffer, which outlives the result, and no other slice of it overlaps.
+    unsafe fn slice<'a>(self, at: usize, len: usize) -> &'a mut [u8] {
+        // SAFETY: the caller's duty.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(at), len) }
+    }
+}
