@@ -60,6 +60,10 @@ dtypes! {
     Q5_1 = "q5_1", ggml: Some(7), safetensors: None, 32 values in 24 bytes;
     /// Signed bytes, one scale: [`crate::quant::q8_0`].
     Q8_0 = "q8_0", ggml: Some(8), safetensors: None, 32 values in 34 bytes;
+    /// 2-bit codes, 4-bit sub-scales and sub-minima per 16: [`crate::quant::q2_k`].
+    Q2K = "q2_k", ggml: Some(10), safetensors: None, 256 values in 84 bytes;
+    /// 3-bit codes around 4, 6-bit sub-scales per 16: [`crate::quant::q3_k`].
+    Q3K = "q3_k", ggml: Some(11), safetensors: None, 256 values in 110 bytes;
     /// 4-bit codes, 6-bit sub-scales and sub-minima per 32: [`crate::quant::q4_k`].
     Q4K = "q4_k", ggml: Some(12), safetensors: None, 256 values in 144 bytes;
     /// 5-bit codes, 6-bit sub-scales and sub-minima per 32: [`crate::quant::q5_k`].
@@ -73,8 +77,6 @@ const OTHER_GGML_TYPES: &[(u32, &str)] = &[
     (4, "q4_2"),
     (5, "q4_3"),
     (9, "q8_1"),
-    (10, "q2_k"),
-    (11, "q3_k"),
     (15, "q8_k"),
     (16, "iq2_xxs"),
     (17, "iq2_xs"),

@@ -8,6 +8,8 @@
 //! finite or arbitrary codes, never a panic. Who quantizes a model checks its inputs first.
 
 mod k_scales;
+pub mod q2_k;
+pub mod q3_k;
 pub mod q4_0;
 pub mod q4_1;
 pub mod q4_k;
@@ -16,6 +18,8 @@ pub mod q5_1;
 pub mod q5_k;
 pub mod q6_k;
 pub mod q8_0;
+
+use std::ops::RangeInclusive;
 
 use half::{bf16, f16};
 
@@ -45,6 +49,8 @@ pub const FORMATS: &[&Format] = &[
     &q5_0::FORMAT,
     &q5_1::FORMAT,
     &q8_0::FORMAT,
+    &q2_k::FORMAT,
+    &q3_k::FORMAT,
     &q4_k::FORMAT,
     &q5_k::FORMAT,
     &q6_k::FORMAT,
@@ -67,7 +73,7 @@ pub struct UnitView {
     pub w: [i16; 256],
     /// The block's scale, widened exactly from f16.
     pub d: f32,
-    /// Integer minima: 1 for Q4_1 and Q5_1, the 6-bit sub-minimum for Q4_K and Q5_K, else 0.
+    /// Integer minima: 1 for Q4_1 and Q5_1, the sub-minimum for Q2_K, Q4_K and Q5_K, else 0.
     pub m: [i16; 256],
     /// The scale of `m` with its sign: `m` for Q4_1 and Q5_1, `-dmin` for K formats, else 0.
     pub min: f32,
@@ -176,6 +182,13 @@ fn extreme(values: &[f32]) -> f32 {
 /// The smallest and the largest value.
 fn range(values: &[f32]) -> (f32, f32) {
     values.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(lo, hi), &v| (lo.min(v), hi.max(v)))
+}
+
+/// The candidate that loses least, the first of equals; the first of all if no loss is finite.
+fn least(candidates: RangeInclusive<i16>, loss: impl Fn(i16) -> f32) -> i16 {
+    let first = *candidates.start();
+    let better = |best: (i16, f32), next: (i16, f32)| if next.1 < best.1 { next } else { best };
+    candidates.map(|candidate| (candidate, loss(candidate))).fold((first, f32::INFINITY), better).0
 }
 
 #[cfg(test)]
