@@ -8,6 +8,7 @@ use std::path::PathBuf;
 pub mod batch;
 pub mod kv;
 pub mod runner;
+pub mod sampler;
 pub mod scheduler;
 pub mod text;
 pub mod verify;

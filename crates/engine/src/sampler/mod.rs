@@ -1,0 +1,111 @@
+//! Choosing the next token from a row of logits.
+//!
+//! The order of operations is fixed:
+//!
+//! 1. logit bias;
+//! 2. repetition penalty over prompt and reply, then frequency and presence penalties over the reply;
+//! 3. DRY;
+//! 4. temperature (0 takes the likeliest token and skips the rest);
+//! 5. min-p, top-k, typical, top-p, XTC; or Mirostat 2.0 in their place;
+//! 6. the draw.
+//!
+//! Temperature comes before the cuts, as in the OpenAI API and transformers: a low temperature makes top-p keep fewer
+//! tokens. Tokens are ordered by value descending, then id ascending, NaN last. Every random number is a pure function of
+//! (seed, choice, position), so a token does not depend on what else is in the batch. Log-probabilities are those of the
+//! raw logits, before step 1.
+
+mod choose;
+mod logprobs;
+mod params;
+mod penalties;
+mod philox;
+mod rank;
+
+use thiserror::Error;
+
+pub use logprobs::LOGPROB_FLOOR;
+pub use params::{Dry, MAX_LOGPROBS, Mirostat, ParamError, Params, Settings, Xtc};
+
+use logprobs::LogSoftmax;
+use philox::Draw;
+
+/// A row of logits from which nothing can be chosen.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "no token can be chosen at position {position}: of {logits} logits {nan} are NaN and the others negative infinity"
+)]
+pub struct SampleError {
+    /// The position of the token that was to be chosen.
+    pub position: usize,
+    /// How many logits there were.
+    pub logits: usize,
+    /// How many of them were NaN.
+    pub nan: usize,
+}
+
+/// One chosen token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    /// The token.
+    pub id: u32,
+    /// Its log-probability under the raw logits, if asked for.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens and their log-probabilities, likeliest first, if asked for.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Chooses the tokens of one sequence.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    params: Params,
+    choice: u32,
+    /// Tokens of the prompt.
+    prompt: usize,
+    /// Mirostat's surprise limit in bits: all that is carried from token to token.
+    surprise_limit: f32,
+}
+
+impl Sampler {
+    /// For choice number `choice` of a request with a prompt of `prompt` tokens.
+    pub fn new(params: Params, choice: u32, prompt: usize) -> Sampler {
+        let surprise_limit = params.mirostat.map_or(0.0, |mirostat| 2.0 * mirostat.tau);
+        Sampler { params, choice, prompt, surprise_limit }
+    }
+
+    /// Chooses the token after `tokens` (prompt and reply so far) from `logits` `[vocabulary]`. With `logprobs`, reports
+    /// its log-probability and those of so many of the likeliest tokens, at most [`MAX_LOGPROBS`] and the vocabulary.
+    ///
+    /// # Errors
+    /// All logits NaN or negative infinity.
+    pub fn sample(
+        &mut self,
+        logits: &[f32],
+        tokens: &[u32],
+        logprobs: Option<usize>,
+    ) -> Result<Sample, SampleError> {
+        let draw = Draw::new(self.params.seed, self.choice, tokens.len() as u64);
+        let limit = &mut self.surprise_limit;
+        let chosen = if penalties::is_needed(&self.params) {
+            let mut logits = logits.to_vec();
+            penalties::apply(&mut logits, &self.params, tokens, self.prompt);
+            choose::choose(&logits, &self.params, draw, limit)
+        } else {
+            choose::choose(logits, &self.params, draw, limit)
+        };
+        let id = chosen.ok_or_else(|| SampleError {
+            position: tokens.len(),
+            logits: logits.len(),
+            nan: logits.iter().filter(|logit| logit.is_nan()).count(),
+        })?;
+        Ok(match logprobs {
+            None => Sample { id, logprob: None, top: Vec::new() },
+            Some(count) => {
+                let softmax = LogSoftmax::new(logits);
+                Sample { id, logprob: Some(softmax.of(id)), top: softmax.top(count.min(MAX_LOGPROBS)) }
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;
