@@ -7,9 +7,11 @@ use std::path::PathBuf;
 
 pub mod batch;
 pub mod kv;
+pub mod request;
 pub mod runner;
-pub mod sampler;
 pub mod scheduler;
+pub mod step;
+pub mod sampler;
 pub mod text;
 pub mod verify;
 
