@@ -4,7 +4,7 @@ mod source;
 
 use std::process::ExitCode;
 
-use source::{Cached, Notes, Result, Sources, Spec};
+use source::{Cache, Cached, Notes, Result, Sources, Spec};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -44,7 +44,7 @@ fn pull(spec: &Spec) -> Result<()> {
 
 /// Prints name, size in bytes and path of every cached model.
 fn list() -> Result<()> {
-    for Cached { name, bytes, path, .. } in Sources::from_env()?.cache.list()? {
+    for Cached { name, bytes, path, .. } in Cache::from_env()?.list()? {
         println!("{name}\t{bytes}\t{}", path.display());
     }
     Ok(())
@@ -52,7 +52,7 @@ fn list() -> Result<()> {
 
 /// Removes models from the cache and prints what they were.
 fn remove(spec: &Spec) -> Result<()> {
-    for Cached { name, bytes, path, .. } in Sources::from_env()?.cache.remove(spec, &mut Notes)? {
+    for Cached { name, bytes, path, .. } in Cache::from_env()?.remove(spec, &mut Notes)? {
         println!("{name}\t{bytes}\t{}", path.display());
     }
     Ok(())

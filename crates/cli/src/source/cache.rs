@@ -389,3 +389,25 @@ fn read_folder(folder: &Path) -> Result<Vec<fs::DirEntry>> {
         other => other.map_err(|e| Error::io("list", folder, e)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_from_the_environment() {
+        let rows = [
+            ("INGLE_CACHE=/c XDG_CACHE_HOME=/x HOME=/h", Some("/c")),
+            ("XDG_CACHE_HOME=/x HOME=/h", Some("/x/ingle")),
+            ("HOME=/h", Some("/h/.cache/ingle")),
+            ("USERPROFILE=/u", Some("/u/.cache/ingle")),
+            ("", None),
+        ];
+        for (vars, expected) in rows {
+            let value_of =
+                |name: &str, var: &str| var.strip_prefix(name)?.strip_prefix('=').map(OsString::from);
+            let root = Cache::from_vars(|name| vars.split(' ').find_map(|var| value_of(name, var))).ok();
+            assert_eq!(root.map(|cache| cache.root), expected.map(PathBuf::from), "{vars}");
+        }
+    }
+}

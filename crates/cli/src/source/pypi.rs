@@ -166,11 +166,16 @@ fn download(
     }
 }
 
-/// The line of pip's output that says what went wrong: the last `ERROR:`, else the last line.
+/// What pip's output says went wrong: the last `ERROR:`, else the last line. Where the index could not be reached pip goes
+/// on to say that the package does not exist, so that is told first.
 fn last_word(said: &str) -> String {
     let lines = || said.lines().map(str::trim).filter(|line| !line.is_empty());
     let error = lines().rev().find_map(|line| line.strip_prefix("ERROR:"));
-    error.or(lines().next_back()).map_or("it failed without a word".into(), |line| line.trim().into())
+    let word = error.or(lines().next_back()).unwrap_or("it failed without a word").trim();
+    match said.contains("connection broken by") {
+        true => format!("no connection to the package index; {word}"),
+        false => word.into(),
+    }
 }
 
 /// All wheels in `folder`, sorted by name.
