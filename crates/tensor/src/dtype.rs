@@ -70,6 +70,16 @@ dtypes! {
     Q5K = "q5_k", ggml: Some(13), safetensors: None, 256 values in 176 bytes;
     /// 6-bit codes around 32, 8-bit sub-scales per 16: [`crate::quant::q6_k`].
     Q6K = "q6_k", ggml: Some(14), safetensors: None, 256 values in 210 bytes;
+    /// Rows of 8 out of 1024, signs, 4-bit sub-scales per 16: [`crate::quant::iq2_s`].
+    IQ2S = "iq2_s", ggml: Some(22), safetensors: None, 256 values in 82 bytes;
+    /// Rows of 4 out of 256, signs, 4-bit sub-scales per 32: [`crate::quant::iq3_xxs`].
+    IQ3XXS = "iq3_xxs", ggml: Some(18), safetensors: None, 256 values in 98 bytes;
+    /// Rows of 4 out of 512, signs, 4-bit sub-scales per 32: [`crate::quant::iq3_s`].
+    IQ3S = "iq3_s", ggml: Some(21), safetensors: None, 256 values in 110 bytes;
+    /// 4-bit codes for uneven levels, one scale: [`crate::quant::iq4_nl`].
+    IQ4NL = "iq4_nl", ggml: Some(20), safetensors: None, 32 values in 18 bytes;
+    /// 4-bit codes for uneven levels, 6-bit sub-scales per 32: [`crate::quant::iq4_xs`].
+    IQ4XS = "iq4_xs", ggml: Some(23), safetensors: None, 256 values in 136 bytes;
 }
 
 /// Public names of ggml types that are not read here, so that a refusal can name them.
@@ -80,12 +90,7 @@ const OTHER_GGML_TYPES: &[(u32, &str)] = &[
     (15, "q8_k"),
     (16, "iq2_xxs"),
     (17, "iq2_xs"),
-    (18, "iq3_xxs"),
     (19, "iq1_s"),
-    (20, "iq4_nl"),
-    (21, "iq3_s"),
-    (22, "iq2_s"),
-    (23, "iq4_xs"),
     (29, "iq1_m"),
     (31, "q4_0_4_4"),
     (32, "q4_0_4_8"),

@@ -7,6 +7,12 @@
 //! Encoders are total: a value or scale that is not finite, or a scale beyond f16, gives a block that is not
 //! finite or arbitrary codes, never a panic. Who quantizes a model checks its inputs first.
 
+pub mod codebook;
+pub mod iq2_s;
+pub mod iq3_s;
+pub mod iq3_xxs;
+pub mod iq4_nl;
+pub mod iq4_xs;
 mod k_scales;
 pub mod q2_k;
 pub mod q3_k;
@@ -54,6 +60,11 @@ pub const FORMATS: &[&Format] = &[
     &q4_k::FORMAT,
     &q5_k::FORMAT,
     &q6_k::FORMAT,
+    &iq2_s::FORMAT,
+    &iq3_xxs::FORMAT,
+    &iq3_s::FORMAT,
+    &iq4_nl::FORMAT,
+    &iq4_xs::FORMAT,
 ];
 
 /// The block format of `dtype`, if it is quantized.
@@ -64,14 +75,16 @@ pub fn format(dtype: DType) -> Option<&'static Format> {
 /// The integers of one unit: `weight[k] = d * w[k] + min * m[k]` for `k < len`.
 ///
 /// For formats without sub-scales this equals the decoded value bit for bit (each product and the sum rounded
-/// once); with sub-scales, decoding rounds `d * sub-scale` first, so they agree within a few roundings.
+/// once), and for IQ formats, whose products are exact, up to the sign of a zero; with the sub-scales of K formats,
+/// decoding rounds `d * sub-scale` first, so they agree within a few roundings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UnitView {
     /// Values in the unit: 32 or 256.
     pub len: usize,
     /// Integer weights, sub-scale included; the first `len` count.
     pub w: [i16; 256],
-    /// The block's scale, widened exactly from f16.
+    /// The block's scale, widened exactly from f16; for formats whose integers carry a multiplier (8 for IQ2_S, 4
+    /// for IQ3_XXS) divided by it, which is exact too.
     pub d: f32,
     /// Integer minima: 1 for Q4_1 and Q5_1, the sub-minimum for Q2_K, Q4_K and Q5_K, else 0.
     pub m: [i16; 256],

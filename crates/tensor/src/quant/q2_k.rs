@@ -1,8 +1,8 @@
 //! Q2_K: 256 values in 84 bytes, `value = (d * s) * q - dmin * m` with `s`, `m` per 16 values.
 //!
-//! Layout: 16 bytes, `s` of a run in the low and `m` in the high nibble; 64 bytes of codes: byte `i` of each 32
-//! holds at bit `2 r` the code of value `32 r + i` of 128; `d` f16; `dmin` f16. Integer view: unit 256, `w = s * q`
-//! in 0..=45, one int8 digit; `m` the sub-minimum with scale `-dmin`, so activation sums per 16.
+//! Layout: 16 bytes, `s` of a run in the low and `m` in the high nibble; 64 bytes of codes: byte `i` of each
+//! 32 holds at bit `2 r` the code of value `32 r + i` of 128; `d` f16; `dmin` f16. Integer view: unit 256,
+//! `w = s * q` in 0..=45, one int8 digit; `m` the sub-minimum with scale `-dmin`, so activation sums per 16.
 
 use super::{Format, UnitView, inverse, least, range, read_f16, write_f16};
 use crate::DType;
@@ -57,17 +57,20 @@ fn encode_block(values: &[f32], out: &mut [u8]) {
     let (d, dmin) = (write_f16(out, D, widest / 45.0), write_f16(out, DMIN, deepest / 15.0));
     out[CODES..D].fill(0);
     for (j, run) in values.chunks_exact(SUB).enumerate() {
-        let steps = |pair: i16| (d * f32::from(pair & 15), dmin * f32::from(pair >> 4));
-        let quantized = |v: f32, step: f32, min: f32| (((v + min) * inverse(step) + 0.5) as u8).min(3);
+        let quantized = |v: f32, id: f32, min: f32| (((v + min) * id + 0.5) as u8).min(3);
+        let parts = |pair: i16| {
+            let (step, min) = (d * f32::from(pair & 15), dmin * f32::from(pair >> 4));
+            (step, inverse(step), min)
+        };
         let pair = least(0..=255, |pair| {
-            let (step, min) = steps(pair);
-            run.iter().map(|&v| (v + min - step * f32::from(quantized(v, step, min))).powi(2)).sum()
+            let (step, id, min) = parts(pair);
+            run.iter().map(|&v| (v + min - step * f32::from(quantized(v, id, min))).powi(2)).sum()
         });
-        let (step, min) = steps(pair);
+        let (_, id, min) = parts(pair);
         out[j] = pair as u8;
         for (i, &v) in run.iter().enumerate() {
             let (byte, bit) = place(j * SUB + i);
-            out[CODES + byte] |= quantized(v, step, min) << bit;
+            out[CODES + byte] |= quantized(v, id, min) << bit;
         }
     }
 }

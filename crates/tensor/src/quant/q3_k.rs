@@ -1,8 +1,8 @@
 //! Q3_K: 256 values in 110 bytes, `value = (d * (s - 32)) * (q - 4)` with `s` per 16 values.
 //!
-//! Layout: 32 bytes of high bits, bit `k / 32` of byte `k % 32` being bit 2 of value `k`; 64 bytes of low two bits
-//! in the order of Q2_K; 12 bytes of sub-scales: the low four bits of `s[j]` are nibble `j / 8` of byte `j % 8`,
-//! the high two are at bit `2 (j / 4)` of byte `8 + j % 4`; `d` f16. Integer view: unit 256,
+//! Layout: 32 bytes of high bits, bit `k / 32` of byte `k % 32` being bit 2 of value `k`; 64 bytes of low two
+//! bits in the order of Q2_K; 12 bytes of sub-scales: the low four bits of `s[j]` are nibble `j / 8` of byte
+//! `j % 8`, the high two are at bit `2 (j / 4)` of byte `8 + j % 4`; `d` f16. Integer view: unit 256,
 //! `w = (s - 32) * (q - 4)` in -124..=128, one int8 digit if stored negated, no minimum, no activation sums;
 //! scale `d`.
 
@@ -61,21 +61,24 @@ fn decode_block(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// `d` lets the value of largest magnitude be code 0 (-4) under sub-scale 0 (-32); then each run takes, of all 64
-/// sub-scales, the one that loses least.
+/// `d` lets the value of largest magnitude be code 0 (-4) under sub-scale 0 (-32); then each run takes, of
+/// all 64 sub-scales, the one that loses least.
 fn encode_block(values: &[f32], out: &mut [u8]) {
     let d = write_f16(out, D, extreme(values) / 128.0);
-    let quantized = |v: f32, step: f32| ((v * inverse(step) + 4.5) as u8).min(7);
+    let quantized = |v: f32, id: f32| ((v * id + 4.5) as u8).min(7);
     let step = |scale: i8| d * f32::from(scale);
     let scales: [i8; 16] = std::array::from_fn(|j| {
         let run = &values[j * SUB..][..SUB];
-        let loss = |v: f32, step: f32| (v - step * (f32::from(quantized(v, step)) - 4.0)).powi(2);
-        least(-32..=31, |scale| run.iter().map(|&v| loss(v, step(scale as i8))).sum()) as i8
+        least(-32..=31, |scale| {
+            let step = step(scale as i8);
+            let id = inverse(step);
+            run.iter().map(|&v| (v - step * (f32::from(quantized(v, id)) - 4.0)).powi(2)).sum()
+        }) as i8
     });
     write_scales(scales, &mut out[SCALES..D]);
     out[..SCALES].fill(0);
     for k in 0..256 {
-        let q = quantized(values[k], step(scales[k / SUB]));
+        let q = quantized(values[k], inverse(step(scales[k / SUB])));
         let (byte, bit) = q2_k::place(k);
         out[LOW + byte] |= (q & 3) << bit;
         out[k % 32] |= (q >> 2) << (k / 32);

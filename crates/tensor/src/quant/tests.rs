@@ -98,11 +98,17 @@ fn encoding_stays_within_its_step() {
                     // The code next to the extreme one's mirror image is missing in symmetric formats: one step.
                     view.d.abs() * if format.has_min || format.dtype == DType::Q8_0 { 0.5 } else { 1.0 }
                 }
-                DType::Q2K => widest * 2.0 / 3.0 * 0.75,
-                DType::Q3K => widest / 4.0 * 1.1,
                 DType::Q4K => widest * 2.0 / 15.0 * 0.75,
                 DType::Q5K => widest * 2.0 / 31.0 * 0.85,
                 DType::Q6K => widest / 32.0 * 1.1,
+                // These search, and clip where that loses less: what they do, rounded up.
+                DType::Q2K => widest * 0.35,
+                DType::Q3K => widest * 0.16,
+                DType::IQ2S => widest * 0.33,
+                DType::IQ3XXS => widest * 0.23,
+                DType::IQ3S => widest * 0.21,
+                DType::IQ4NL => widest * 0.1,
+                DType::IQ4XS => widest * 0.13,
                 other => panic!("{other} needs a bound here"),
             };
             for k in 0..len {
@@ -116,8 +122,18 @@ fn encoding_stays_within_its_step() {
 /// Encoders that are not ggml's own lose as stated against its searching ones: a few percent, or nothing.
 #[test]
 fn plain_encoders_are_nearly_as_good_as_the_tools() {
-    const ALLOWED: [(DType, f64); 5] =
-        [(DType::Q2K, 0.9), (DType::Q3K, 0.96), (DType::Q4K, 1.12), (DType::Q5K, 1.12), (DType::Q6K, 1.12)];
+    const ALLOWED: [(DType, f64); 10] = [
+        (DType::Q2K, 0.9),
+        (DType::Q3K, 0.96),
+        (DType::Q4K, 1.12),
+        (DType::Q5K, 1.12),
+        (DType::Q6K, 1.12),
+        (DType::IQ2S, 0.96),
+        (DType::IQ3XXS, 0.88),
+        (DType::IQ3S, 0.81),
+        (DType::IQ4NL, 1.01),
+        (DType::IQ4XS, 0.97),
+    ];
     let values = floats("normal_4x512.f32");
     let row = &values[..512];
     for (dtype, allowed) in ALLOWED {
@@ -129,13 +145,14 @@ fn plain_encoders_are_nearly_as_good_as_the_tools() {
     }
 }
 
-/// What NUMERICS.md section 2 multiplies is what decoding yields: bit for bit without sub-scales, else within
-/// the roundings of `d * sub-scale`, the product and the sum.
+/// What NUMERICS.md section 2 multiplies is what decoding yields: bit for bit without sub-scales, exactly for
+/// IQ, within the roundings of `d * sub-scale`, the product and the sum for K.
 #[test]
 fn the_integer_view_is_the_decoded_block() {
     for format in FORMATS {
         let name = format.dtype.name().to_uppercase();
         let has_sub_scales = format.unit == 256;
+        let roundings = if name.starts_with("IQ") { 0.0 } else { 4.0 };
         for file in [format!("{name}.bin"), format!("{name}.real.bin")] {
             for block in fixture(&file).chunks_exact(format.dtype.block_bytes()) {
                 let values = decoded(format.dtype, block);
@@ -149,7 +166,7 @@ fn the_integer_view_is_the_decoded_block() {
                     let (weight, min) = (view.d * f32::from(view.w[k]), view.min * f32::from(view.m[k]));
                     let sum = if format.has_min { weight + min } else { weight };
                     if has_sub_scales {
-                        let bound = (weight.abs() + min.abs()) * 4.0 * f32::EPSILON;
+                        let bound = (weight.abs() + min.abs()) * roundings * f32::EPSILON;
                         assert!((sum - values[k]).abs() <= bound, "{name} {k}: {sum} {}", values[k]);
                     } else {
                         assert_eq!(sum.to_bits(), values[k].to_bits(), "{name} {k}");
@@ -175,6 +192,11 @@ fn integer_weights_stay_in_range() {
         DType::Q4K => 0..=945,
         DType::Q5K => 0..=1953,
         DType::Q6K => -4064..=4096,
+        DType::IQ2S => -1333..=1333,
+        DType::IQ3XXS => -1922..=1922,
+        DType::IQ3S => -465..=465,
+        DType::IQ4NL => -127..=113,
+        DType::IQ4XS => -3937..=4064,
         other => panic!("{other} needs a range here"),
     };
     for format in FORMATS {
@@ -198,11 +220,12 @@ fn integer_weights_stay_in_range() {
 }
 
 /// Inputs that no scale fits: zero, constants, subnormals, infinities, NaN. Codes may be anything, panics not;
-/// zero and constants come back.
+/// zero and constants come back (the codebooks of IQ3 have no rows of equal high levels, and keep half of them).
 #[test]
 fn encoders_are_total() {
     for format in FORMATS {
         let len = format.dtype.block_len();
+        let tolerance = if matches!(format.dtype, DType::IQ3XXS | DType::IQ3S) { 0.6 } else { 0.01 };
         for value in
             [0.0, -0.0, 1.0, -2.5, 1e-30, f32::MIN_POSITIVE, 1e-45, 7e4, f32::MAX, f32::INFINITY, f32::NAN]
         {
@@ -210,7 +233,7 @@ fn encoders_are_total() {
             let back = decoded(format.dtype, &bytes);
             if value.abs() <= 2.5 && value.abs() != 1e-30 {
                 let error = back.iter().fold(0.0, |a: f32, b| a.max((b - value).abs()));
-                assert!(error <= value.abs() * 0.01 + 1e-6, "{} {value}: {error}", format.dtype);
+                assert!(error <= value.abs() * tolerance + 1e-6, "{} {value}: {error}", format.dtype);
             }
         }
         let mut mixed: Vec<f32> = (0..len).map(|i| i as f32 - 9.0).collect();
