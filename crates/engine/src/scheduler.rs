@@ -44,7 +44,8 @@ pub struct StepPlan {
 /// its chunk. When pages run out for a running sequence, the one of lowest priority and latest arrival gives up its
 /// own; a new sequence only starts while there are pages for all its known tokens.
 pub fn plan(sequences: &[Counts], free: usize, limits: &Limits) -> StepPlan {
-    let mut order: Vec<usize> = (0..sequences.len()).filter(|&i| sequences[i].computed < sequences[i].known).collect();
+    let mut order: Vec<usize> =
+        (0..sequences.len()).filter(|&i| sequences[i].computed < sequences[i].known).collect();
     let phase = |s: &Counts| match (s.known - s.computed, s.pages) {
         (1, 1..) => 0,
         (_, 1..) => 1,
@@ -80,7 +81,8 @@ pub fn plan(sequences: &[Counts], free: usize, limits: &Limits) -> StepPlan {
                 let keep = w != victim;
                 if !keep {
                     budget += n;
-                    free += (sequences[w].computed + n).div_ceil(limits.page).saturating_sub(sequences[w].pages);
+                    free +=
+                        (sequences[w].computed + n).div_ceil(limits.page).saturating_sub(sequences[w].pages);
                 }
                 keep
             });
@@ -156,13 +158,7 @@ mod tests {
                 vec![(0, 1)],
                 vec![],
             ),
-            (
-                "most sequences",
-                vec![seq(4, 5, 2); 6],
-                0,
-                vec![(0, 1), (1, 1), (2, 1), (3, 1)],
-                vec![],
-            ),
+            ("most sequences", vec![seq(4, 5, 2); 6], 0, vec![(0, 1), (1, 1), (2, 1), (3, 1)], vec![]),
         ];
         for (what, sequences, free, work, preempt) in rows {
             assert_eq!(plan(&sequences, free, &LIMITS), StepPlan { work, preempt }, "{what}");

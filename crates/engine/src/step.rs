@@ -245,7 +245,11 @@ impl Engine {
             }
         }
         if work.is_empty() {
-            return if self.busy() { Err(Error::Stuck { pages: self.pages.capacity() }) } else { Ok(Vec::new()) };
+            return if self.busy() {
+                Err(Error::Stuck { pages: self.pages.capacity() })
+            } else {
+                Ok(Vec::new())
+            };
         }
         let stride = work.iter().map(|&(at, _)| self.sequences[at].pages.len()).max().unwrap_or(1);
         let parts: Vec<Part<'_>> = work

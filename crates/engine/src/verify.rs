@@ -129,7 +129,8 @@ impl<'a> Feed<'a> {
 
     /// Computes tokens `from..to`; the results of all of them are wanted.
     fn run(&mut self, from: usize, to: usize) -> Result<()> {
-        let part = Part { tokens: &self.tokens, computed: from, n: to - from, pages: &self.pages, all_rows: true };
+        let part =
+            Part { tokens: &self.tokens, computed: from, n: to - from, pages: &self.pages, all_rows: true };
         batch::fill(&mut self.inputs, &[part], self.pages.len());
         self.runner.run(&self.inputs)
     }
@@ -210,12 +211,24 @@ pub fn against(
             tiny(&mut report, 'b', limits, &mut runner(half, context)?, prompts, &tensors, path)?;
             let (arm, other, limits) = if quantized {
                 report.skipped.push(('c', "the file has quantized weights"));
-                ('d', None, Limits { rms: 0.40, max: f64::INFINITY, misses: 8, margin: 1.0, overlap: Some(0.88) })
+                (
+                    'd',
+                    None,
+                    Limits { rms: 0.40, max: f64::INFINITY, misses: 8, margin: 1.0, overlap: Some(0.88) },
+                )
             } else {
                 let limits = Limits { rms: 0.12, max: f64::INFINITY, misses: 2, margin: 0.25, overlap: None };
                 ('c', Some(('d', "the file has no quantized weights")), limits)
             };
-            tiny(&mut report, arm, limits, &mut runner(PlanOptions::default(), context)?, prompts, &tensors, path)?;
+            tiny(
+                &mut report,
+                arm,
+                limits,
+                &mut runner(PlanOptions::default(), context)?,
+                prompts,
+                &tensors,
+                path,
+            )?;
             report.skipped.extend(other);
         }
         (None, Some(items)) => {
@@ -310,15 +323,26 @@ fn tiny(
         check("largest difference of a logit".into(), logits.max, limits.max, false);
     }
     if let Some(limit) = limits.overlap {
-        check(format!("top-5 overlap over {positions} positions"), overlap / f64::from(positions), limit, true);
+        check(
+            format!("top-5 overlap over {positions} positions"),
+            overlap / f64::from(positions),
+            limit,
+            true,
+        );
     }
     check(format!("tokens missed of {tokens}"), misses as f64, limits.misses as f64, false);
     if limits.misses > 0 {
-        check(format!("of them at a margin above {}", limits.margin), f64::from(unexcused as u32), 0.0, false);
+        check(
+            format!("of them at a margin above {}", limits.margin),
+            f64::from(unexcused as u32),
+            0.0,
+            false,
+        );
     }
     for (layer, difference) in hidden.iter().enumerate().filter(|(_, d)| d.count > 0) {
         let value = difference.rms();
-        let check = Check { arm, what: format!("rms of hidden state {layer}"), value, limit: 3e-5, at_least: false };
+        let check =
+            Check { arm, what: format!("rms of hidden state {layer}"), value, limit: 3e-5, at_least: false };
         if !check.passed() && report.first_layer.is_none() {
             report.first_layer = Some(format!("hidden state {layer} (the input of layer {layer})"));
         }
@@ -367,14 +391,18 @@ fn real(
             let all = feed.runner.output("logits")?;
             let row = &all[all.len() - vocabulary..];
             let lse = step.get("lse").and_then(Value::as_f64);
-            let reference: Option<Vec<(u32, f64)>> = step.get("top").and_then(Value::as_array).and_then(|top| {
-                top.iter().map(|t| Some((t.get(0)?.as_u64()? as u32, t.get(1)?.as_f64()?))).collect()
-            });
+            let reference: Option<Vec<(u32, f64)>> =
+                step.get("top").and_then(Value::as_array).and_then(|top| {
+                    top.iter().map(|t| Some((t.get(0)?.as_u64()? as u32, t.get(1)?.as_f64()?))).collect()
+                });
             let (Some(lse), Some(reference)) = (lse, reference) else {
                 return Err(bad(path, format!("item {i} step {s}: want \"lse\" and \"top\"")));
             };
             if let Some((id, _)) = reference.iter().find(|(id, _)| *id as usize >= vocabulary) {
-                return Err(bad(path, format!("item {i} step {s}: token {id} of a vocabulary of {vocabulary}")));
+                return Err(bad(
+                    path,
+                    format!("item {i} step {s}: token {id} of a vocabulary of {vocabulary}"),
+                ));
             }
             let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let sum: f64 = row.iter().map(|&x| f64::from(x - max).exp()).sum();
@@ -404,6 +432,10 @@ fn real(
     if let Some(limit) = limits.dlogprob {
         check("mean difference of a top-5 log probability".into(), dlogprob.0 / dlogprob.1 as f64, limit);
     }
-    check(format!("tokens missed of {tokens} at a margin above {}", limits.margin), f64::from(unexcused), 0.0);
+    check(
+        format!("tokens missed of {tokens} at a margin above {}", limits.margin),
+        f64::from(unexcused),
+        0.0,
+    );
     Ok(())
 }
