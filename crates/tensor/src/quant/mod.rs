@@ -75,8 +75,8 @@ pub fn format(dtype: DType) -> Option<&'static Format> {
 /// The integers of one unit: `weight[k] = d * w[k] + min * m[k]` for `k < len`.
 ///
 /// For formats without sub-scales this equals the decoded value bit for bit (each product and the sum rounded
-/// once), and for IQ formats, whose products are exact, up to the sign of a zero; with the sub-scales of K formats,
-/// decoding rounds `d * sub-scale` first, so they agree within a few roundings.
+/// once), and for IQ formats, whose products are exact, up to the sign of a zero; with the sub-scales of K
+/// formats, decoding rounds `d * sub-scale` first, so they agree within a few roundings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UnitView {
     /// Values in the unit: 32 or 256.
