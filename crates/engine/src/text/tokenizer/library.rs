@@ -1,0 +1,197 @@
+//! `tokenizer.json`, run by the `tokenizers` crate. Added tokens are matched here, because only the caller knows which of
+//! them the template wrote.
+
+use std::path::Path;
+
+use serde_json::Value as Json;
+use tokenizers::normalizer::{NormalizedString, Range};
+use tokenizers::{Model as _, Normalizer as _, PreTokenizedString, PreTokenizer as _, Token};
+
+use super::added::{AddedToken, AddedTokens};
+use super::bpe::from_byte_alphabet;
+use super::spm::SPACE;
+use super::vocabulary::{Kind, Vocabulary};
+use super::{TokenizerError, byte_token};
+
+/// A tokenizer of the crate, taken apart.
+#[derive(Debug)]
+pub(super) struct Library {
+    inner: tokenizers::Tokenizer,
+    /// Matched in the text as it is.
+    raw: AddedTokens,
+    /// Matched in the normalized text.
+    normalized: AddedTokens,
+}
+
+/// What a `tokenizer.json` holds.
+pub(super) struct Loaded {
+    pub(super) library: Library,
+    pub(super) vocabulary: Vocabulary,
+    pub(super) added: Vec<AddedToken>,
+    /// Added around a text by the file's post-processor.
+    pub(super) prefix: Vec<u32>,
+    pub(super) suffix: Vec<u32>,
+    pub(super) strips_space: bool,
+}
+
+/// How tokens spell bytes, by the file's decoder.
+#[derive(Clone, Copy, PartialEq)]
+enum Spelling {
+    ByteAlphabet,
+    SentencePiece { strips_space: bool },
+}
+
+impl Library {
+    /// Loads the text of the file at `path`.
+    pub(super) fn load(json: &[u8], path: &Path) -> Result<Loaded, TokenizerError> {
+        let bad = |what: String| TokenizerError::Json { path: path.to_owned(), what };
+        let file: Json = serde_json::from_slice(json).map_err(|error| bad(error.to_string()))?;
+        let spelling = spelling(&file["decoder"])?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(|error| bad(error.to_string()))?;
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|error| bad(error.to_string()))?;
+
+        let mut added: Vec<(u32, tokenizers::AddedToken)> =
+            inner.get_added_tokens_decoder().iter().map(|(id, token)| (*id, token.clone())).collect();
+        added.sort_by_key(|&(id, _)| id);
+        let vocabulary = vocabulary(&inner, &added, spelling).map_err(bad)?;
+        let token = |id, token: &tokenizers::AddedToken, text: String| AddedToken {
+            id,
+            text,
+            special: token.special,
+            lstrip: token.lstrip,
+            rstrip: token.rstrip,
+            single_word: token.single_word,
+        };
+        let (mut raw, mut normalized) = (Vec::new(), Vec::new());
+        for (id, given) in &added {
+            if given.normalized {
+                let mut text = NormalizedString::from(given.content.as_str());
+                if let Some(normalizer) = inner.get_normalizer() {
+                    normalizer.normalize(&mut text).map_err(|error| bad(error.to_string()))?;
+                }
+                normalized.push(token(*id, given, text.get().to_owned()));
+            } else {
+                raw.push(token(*id, given, given.content.clone()));
+            }
+        }
+        let (prefix, suffix) = frame(&inner).map_err(|error| bad(error.to_string()))?;
+        Ok(Loaded {
+            vocabulary,
+            added: added.iter().map(|(id, given)| token(*id, given, given.content.clone())).collect(),
+            prefix,
+            suffix,
+            strips_space: spelling == Spelling::SentencePiece { strips_space: true },
+            library: Library { inner, raw: AddedTokens::new(raw), normalized: AddedTokens::new(normalized) },
+        })
+    }
+
+    /// The ids of `text`. A special token is matched only at offsets for which `armed` holds.
+    pub(super) fn encode(
+        &self,
+        text: &str,
+        armed: impl Fn(usize) -> bool,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        let failed = |error: tokenizers::Error| TokenizerError::Encode(error.to_string());
+        let mut pieces = PreTokenizedString::from(text);
+        pieces.split(|_, part| Ok(split(&self.raw, &part, &armed))).map_err(failed)?;
+        if let Some(normalizer) = self.inner.get_normalizer() {
+            pieces.normalize(|part| normalizer.normalize(part)).map_err(failed)?;
+        }
+        if !self.normalized.is_empty() {
+            pieces
+                .split(|_, part| {
+                    // An offset of the normalized text, taken back to the text as given.
+                    let origin = |at: usize| {
+                        let range = part.convert_offsets(Range::Normalized(at..at + 1))?;
+                        Some(part.offsets_original().0 + range.start)
+                    };
+                    Ok(split(&self.normalized, &part, &|at| origin(at).is_none_or(&armed)))
+                })
+                .map_err(failed)?;
+        }
+        if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut pieces).map_err(failed)?;
+        }
+        pieces.tokenize(|part| self.inner.get_model().tokenize(part.get())).map_err(failed)?;
+        let encoding = pieces.into_encoding(None, 0, tokenizers::OffsetType::None).map_err(failed)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+}
+
+/// A part of the text, with its token where it is one.
+type Part = (NormalizedString, Option<Vec<Token>>);
+
+fn split(added: &AddedTokens, text: &NormalizedString, armed: &dyn Fn(usize) -> bool) -> Vec<Part> {
+    let parts = added.split(text.get(), armed).into_iter();
+    parts
+        .filter_map(|piece| {
+            let part = text.slice(Range::Normalized(piece.range))?;
+            let token =
+                piece.token.map(|id| vec![Token::new(id, part.get().to_owned(), (0, part.get().len()))]);
+            Some((part, token))
+        })
+        .collect()
+}
+
+/// Reads the decoder for how tokens spell bytes.
+fn spelling(decoder: &Json) -> Result<Spelling, TokenizerError> {
+    let kind = decoder["type"].as_str().unwrap_or("none");
+    let parts = decoder["decoders"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let has = |name: &str| parts.iter().any(|part| part["type"] == name);
+    match kind {
+        "ByteLevel" => Ok(Spelling::ByteAlphabet),
+        "Metaspace" => Ok(Spelling::SentencePiece { strips_space: decoder["prepend_scheme"] != "never" }),
+        "Sequence" if has("ByteLevel") => Ok(Spelling::ByteAlphabet),
+        "Sequence" if has("ByteFallback") || has("Metaspace") => Ok(Spelling::SentencePiece {
+            strips_space: parts
+                .iter()
+                .any(|part| part["type"] == "Strip" && part["start"].as_u64() > Some(0)),
+        }),
+        kind => Err(TokenizerError::Unsupported { what: "decoder of tokenizer.json", name: kind.to_owned() }),
+    }
+}
+
+fn vocabulary(
+    inner: &tokenizers::Tokenizer,
+    added: &[(u32, tokenizers::AddedToken)],
+    spelling: Spelling,
+) -> Result<Vocabulary, String> {
+    let vocab = inner.get_vocab(true);
+    let tokens = vocab.values().max().map_or(0, |&largest| largest as usize + 1);
+    // A hole of ids is a file's business; one this large is damage.
+    if tokens > 4 * vocab.len() + 65_536 {
+        return Err(format!("the largest id is {}, but there are {} tokens", tokens - 1, vocab.len()));
+    }
+    let mut texts = vec![""; tokens];
+    for (text, &id) in &vocab {
+        texts[id as usize] = text;
+    }
+    let mut kinds = vec![Kind::Text; tokens];
+    for (id, token) in added {
+        kinds[*id as usize] = if token.special { Kind::Special } else { Kind::Added };
+    }
+    let mut out = Vocabulary::with_capacity(tokens);
+    for (&text, kind) in texts.iter().zip(kinds) {
+        match (kind, spelling) {
+            (Kind::Text, Spelling::ByteAlphabet) => out.push(kind, |bytes| from_byte_alphabet(text, bytes)),
+            (Kind::Text, _) => match byte_token(text) {
+                Some(byte) => out.push(Kind::Byte, |bytes| bytes.push(byte)),
+                None => out.push(kind, |bytes| bytes.extend(text.replace(SPACE, " ").bytes())),
+            },
+            _ => out.push(kind, |bytes| bytes.extend(text.bytes())),
+        }
+    }
+    Ok(out)
+}
+
+/// What the post-processor puts before and after a text.
+fn frame(inner: &tokenizers::Tokenizer) -> tokenizers::Result<(Vec<u32>, Vec<u32>)> {
+    // The text's place is held by an id that no vocabulary has.
+    const TEXT: u32 = u32::MAX;
+    let text = tokenizers::Encoding::from_tokens(vec![Token::new(TEXT, String::new(), (0, 0))], 0);
+    let framed = inner.post_process(text, None, true)?;
+    let ids = framed.get_ids();
+    let at = ids.iter().position(|&id| id == TEXT).unwrap_or(ids.len());
+    Ok((ids[..at].to_vec(), ids.get(at + 1..).unwrap_or_default().to_vec()))
+}
