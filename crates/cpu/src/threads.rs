@@ -115,7 +115,8 @@ impl Team {
         shared.ticket.0.store(0, Ordering::Relaxed);
         // SAFETY: only the lifetime changes; helpers drop the pointer before they pass the gate a second time, and
         // that is before this function returns.
-        let job: *const Job = unsafe { std::mem::transmute::<*const (dyn Fn(&mut Worker<'_>) + Sync), _>(job) };
+        let job: *const Job =
+            unsafe { std::mem::transmute::<*const (dyn Fn(&mut Worker<'_>) + Sync), _>(job) };
         // SAFETY: all helpers wait at the gate.
         unsafe { *shared.job.get() = Some(job) };
         shared.gate.wait(shared.size, SPIN_IDLE, None);
@@ -331,7 +332,8 @@ fn cores_in_affinity() -> Option<usize> {
     // SAFETY: the index is below the set's size.
     let processors = (0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) });
     let siblings = |cpu| {
-        std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")).ok()
+        std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
+            .ok()
     };
     let cores: Option<std::collections::HashSet<String>> = processors.map(siblings).collect();
     cores.map(|cores| cores.len())

@@ -176,7 +176,7 @@ impl Vector for F32x8 {
     }
     #[inline(always)]
     unsafe fn store_f16(self, to: *mut u8) {
-        unsafe { _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<NEAREST>(self.0)) }
+        unsafe { _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0)) }
     }
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u8) {

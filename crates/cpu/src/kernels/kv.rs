@@ -1,0 +1,320 @@
+//! Keys and values in pages: layout, and the write of one position.
+//!
+//! A page holds [`PAGE`] positions of all heads of a layer. Values lie as they are read, `[head][position][dim]`. Keys
+//! lie transposed, `[head][dim][position]`, so that the lanes of a score are keys, and their dims in the order in which
+//! the sum tree of `f32x32` wants its 32 accumulators ([`PageLayout::order`]): a score then reads memory straight
+//! through and holds six partial sums instead of 32.
+
+use ingle_graph::program::KvLayer;
+use ingle_graph::reference::kv_q8_0;
+use ingle_graph::{KvType, PAGE};
+
+use crate::memory::ALIGN;
+use crate::simd::{Kernel, MAX_LANES, Vector};
+
+/// Accumulators of `f32x32`.
+pub const ACCUMULATORS: usize = 32;
+
+/// Elements of a head that share a scale in `q8_0`.
+const UNIT: usize = 32;
+
+/// Where keys and values of one layer are inside a page.
+#[derive(Clone, Debug)]
+pub struct PageLayout {
+    /// Element type.
+    pub kind: KvType,
+    /// Key and value heads.
+    pub heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Elements between the values of two positions: the head, padded to a whole vector with zeros.
+    pub padded_dim: usize,
+    /// Dim of each row of keys.
+    pub order: Vec<u32>,
+    /// Bytes of the keys of one head.
+    key_bytes: usize,
+    /// Bytes of the values of one head.
+    value_bytes: usize,
+}
+
+/// The order in which a tree over 32 accumulators, upper half onto lower half, needs them depth first: bits reversed.
+pub const fn leaf(step: usize) -> usize {
+    (step as u32).reverse_bits() as usize >> (u32::BITS - ACCUMULATORS.ilog2())
+}
+
+impl PageLayout {
+    /// Layout of one layer.
+    pub fn new(layer: &KvLayer, kind: KvType) -> Self {
+        let KvLayer { heads, head_dim } = *layer;
+        let padded_dim = head_dim.next_multiple_of(MAX_LANES);
+        let units = head_dim.div_ceil(UNIT);
+        let bytes = |dims: usize| {
+            let bytes = match kind {
+                KvType::F16 | KvType::BF16 => 2 * PAGE * dims,
+                KvType::F32 => 4 * PAGE * dims,
+                KvType::Q8_0 => PAGE * dims + 2 * PAGE * units,
+            };
+            bytes.next_multiple_of(ALIGN)
+        };
+        let leaves = (0..ACCUMULATORS).map(leaf);
+        let order = leaves.flat_map(|i| (i..head_dim).step_by(ACCUMULATORS)).map(|d| d as u32).collect();
+        Self {
+            kind,
+            heads,
+            head_dim,
+            padded_dim,
+            order,
+            key_bytes: bytes(head_dim),
+            value_bytes: bytes(padded_dim),
+        }
+    }
+
+    /// Bytes of a page.
+    pub fn page_bytes(&self) -> usize {
+        self.heads * (self.key_bytes + self.value_bytes)
+    }
+
+    /// Byte offset of the keys of a head in a page.
+    pub fn key_offset(&self, head: usize) -> usize {
+        head * self.key_bytes
+    }
+
+    /// Byte offset of the values of a head in a page.
+    pub fn value_offset(&self, head: usize) -> usize {
+        self.heads * self.key_bytes + head * self.value_bytes
+    }
+}
+
+/// How elements of a KV type are read.
+///
+/// # Safety
+/// Of every method: `block` is the keys or values of one head in a page of this type and layout, and indices are inside.
+pub trait Element: Copy {
+    /// Dim-row `row` (whose dim is in unit `unit`) of keys `at..at + LANES`.
+    unsafe fn keys<V: Vector>(block: *const u8, layout: &PageLayout, row: usize, unit: usize, at: usize)
+    -> V;
+    /// Dims `dim..dim + LANES` of the value at position `at`.
+    unsafe fn value<V: Vector>(block: *const u8, layout: &PageLayout, at: usize, dim: usize) -> V;
+}
+
+/// Marks f16 elements.
+#[derive(Clone, Copy)]
+pub struct F16;
+/// Marks bfloat16 elements.
+#[derive(Clone, Copy)]
+pub struct BF16;
+/// Marks f32 elements.
+#[derive(Clone, Copy)]
+pub struct F32;
+/// Marks int8 elements with a scale per [`UNIT`].
+#[derive(Clone, Copy)]
+pub struct Q8_0;
+
+macro_rules! plain {
+    ($ty:ident, $bytes:literal, $load:expr) => {
+        impl Element for $ty {
+            #[inline(always)]
+            unsafe fn keys<V: Vector>(
+                block: *const u8,
+                _: &PageLayout,
+                row: usize,
+                _: usize,
+                at: usize,
+            ) -> V {
+                // SAFETY: the caller's.
+                unsafe { $load(block.add($bytes * (row * PAGE + at))) }
+            }
+            #[inline(always)]
+            unsafe fn value<V: Vector>(block: *const u8, layout: &PageLayout, at: usize, dim: usize) -> V {
+                // SAFETY: the caller's.
+                unsafe { $load(block.add($bytes * (at * layout.padded_dim + dim))) }
+            }
+        }
+    };
+}
+plain!(F16, 2, V::load_f16);
+plain!(BF16, 2, V::load_bf16);
+plain!(F32, 4, load_f32);
+
+#[inline(always)]
+unsafe fn load_f32<V: Vector>(from: *const u8) -> V {
+    // SAFETY: the caller's; loads need no alignment.
+    unsafe { V::load(from.cast()) }
+}
+
+impl Element for Q8_0 {
+    #[inline(always)]
+    unsafe fn keys<V: Vector>(
+        block: *const u8,
+        layout: &PageLayout,
+        row: usize,
+        unit: usize,
+        at: usize,
+    ) -> V {
+        // SAFETY: the caller's; scales `[unit][position]` follow the codes.
+        unsafe {
+            let scales = block.add(layout.head_dim * PAGE);
+            V::load_f16(scales.add(2 * (unit * PAGE + at))).mul(V::load_i8(block.add(row * PAGE + at)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn value<V: Vector>(block: *const u8, layout: &PageLayout, at: usize, dim: usize) -> V {
+        // SAFETY: the caller's; scales `[position][unit]` follow the codes.
+        unsafe {
+            let units = layout.head_dim.div_ceil(UNIT);
+            let scales = block.add(PAGE * layout.padded_dim);
+            let scale = f32::load_f16(scales.add(2 * (at * units + dim / UNIT)));
+            V::splat(scale).mul(V::load_i8(block.add(at * layout.padded_dim + dim)))
+        }
+    }
+}
+
+/// Writes key and value of one position of one head.
+pub struct Store<'a> {
+    /// Layout of the page.
+    pub layout: &'a PageLayout,
+    /// First byte of the page.
+    pub page: *mut u8,
+    /// Head.
+    pub head: usize,
+    /// Position in the page.
+    pub at: usize,
+    /// `head_dim` f32, overwritten.
+    pub key: *mut f32,
+    /// `head_dim` f32.
+    pub value: *const f32,
+    /// Counts elements too large for the type, which become its largest finite value.
+    pub saturated: &'a mut u64,
+}
+
+impl Kernel for Store<'_> {
+    #[inline(always)]
+    fn run<V: Vector>(self) {
+        let Self { layout, page, head, at, key, value, saturated } = self;
+        // SAFETY: the fields' own promise; offsets of one head and position inside the page.
+        unsafe {
+            let keys = page.add(layout.key_offset(head));
+            let values = page.add(layout.value_offset(head));
+            match layout.kind {
+                KvType::F32 => {
+                    scatter::<4>(layout, key.cast(), keys, at);
+                    let to = values.cast::<f32>().add(at * layout.padded_dim);
+                    value.copy_to_nonoverlapping(to, layout.head_dim);
+                }
+                KvType::F16 | KvType::BF16 => {
+                    // Two bytes are written where four were read: in place.
+                    *saturated += narrow::<V>(layout, key, key.cast());
+                    scatter::<2>(layout, key.cast(), keys, at);
+                    *saturated += narrow::<V>(layout, value, values.add(2 * at * layout.padded_dim));
+                }
+                KvType::Q8_0 => store_q8_0(layout, key, value, keys, values, at),
+            }
+        }
+    }
+}
+
+/// Copies `head_dim` elements of `N` bytes into column `at` of the key rows.
+#[inline(always)]
+unsafe fn scatter<const N: usize>(layout: &PageLayout, from: *const [u8; N], keys: *mut u8, at: usize) {
+    let column = keys.cast::<[u8; N]>();
+    for (row, &dim) in layout.order.iter().enumerate() {
+        // SAFETY: `order` holds head_dim dims below head_dim.
+        unsafe { column.add(row * PAGE + at).write(from.add(dim as usize).read()) };
+    }
+}
+
+/// Rounds `head_dim` elements to f16 or bfloat16 and returns how many were too large. `to` may be `from`.
+#[inline(always)]
+unsafe fn narrow<V: Vector>(layout: &PageLayout, from: *const f32, to: *mut u8) -> u64 {
+    let whole = layout.head_dim / V::LANES * V::LANES;
+    let mut saturated = 0;
+    // SAFETY: head_dim elements on both sides.
+    unsafe {
+        for i in (0..whole).step_by(V::LANES) {
+            saturated += narrow_lanes::<V>(layout.kind, from.add(i), to.add(2 * i));
+        }
+        for i in whole..layout.head_dim {
+            saturated += narrow_lanes::<f32>(layout.kind, from.add(i), to.add(2 * i));
+        }
+    }
+    saturated as u64
+}
+
+#[inline(always)]
+unsafe fn narrow_lanes<V: Vector>(kind: KvType, from: *const f32, to: *mut u8) -> usize {
+    // Largest finite value; and half a step above it, from where rounding would give infinity.
+    let (largest, infinite) = match kind {
+        KvType::BF16 => (f32::from_bits(0x7F7F_0000), f32::from_bits(0x7F7F_8000)),
+        _ => (65504.0, 65520.0),
+    };
+    // SAFETY: the caller's.
+    unsafe {
+        let x = V::load(from);
+        let clamped = V::select(V::splat(largest).lt(x.abs()), V::splat(largest).copysign(x), x);
+        match kind {
+            KvType::BF16 => clamped.store_bf16(to),
+            _ => clamped.store_f16(to),
+        }
+        V::count(V::splat(infinite).le(x.abs()))
+    }
+}
+
+/// `q8_0` codes and scales of one key, which is overwritten, and one value.
+unsafe fn store_q8_0(
+    layout: &PageLayout,
+    key: *mut f32,
+    value: *const f32,
+    keys: *mut u8,
+    values: *mut u8,
+    at: usize,
+) {
+    let units = layout.head_dim.div_ceil(UNIT);
+    // SAFETY: key and value hold head_dim elements; codes and scales are inside the head's blocks.
+    unsafe {
+        let key_scales = keys.add(layout.head_dim * PAGE);
+        let value_scales = values.add(PAGE * layout.padded_dim);
+        for unit in 0..units {
+            let first = unit * UNIT;
+            let n = UNIT.min(layout.head_dim - first);
+            let (d, q) = kv_q8_0(std::slice::from_raw_parts(key.add(first), n));
+            key_scales.add(2 * (unit * PAGE + at)).cast::<[u8; 2]>().write(d.to_le_bytes());
+            // One byte is written where four were read: units still to come are not touched.
+            q.as_ptr().copy_to_nonoverlapping(key.cast::<i8>().add(first), n);
+            let (d, q) = kv_q8_0(std::slice::from_raw_parts(value.add(first), n));
+            value_scales.add(2 * (at * units + unit)).cast::<[u8; 2]>().write(d.to_le_bytes());
+            q.as_ptr().copy_to_nonoverlapping(values.cast::<i8>().add(at * layout.padded_dim + first), n);
+        }
+        scatter::<1>(layout, key.cast(), keys, at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_keys_are_every_dim_in_tree_order() {
+        for head_dim in [1, 31, 40, 64, 256] {
+            let layout = PageLayout::new(&KvLayer { heads: 3, head_dim }, KvType::F16);
+            let mut dims = layout.order.clone();
+            dims.sort_unstable();
+            assert!(dims.iter().enumerate().all(|(i, &d)| i == d as usize) && dims.len() == head_dim);
+        }
+        let order = PageLayout::new(&KvLayer { heads: 1, head_dim: 64 }, KvType::F16).order;
+        assert_eq!(order[..10], [0, 32, 16, 48, 8, 40, 24, 56, 4, 36]);
+    }
+
+    #[test]
+    fn blocks_do_not_overlap() {
+        for kind in [KvType::F16, KvType::BF16, KvType::F32, KvType::Q8_0] {
+            let layout = PageLayout::new(&KvLayer { heads: 2, head_dim: 40 }, kind);
+            let offsets =
+                [layout.key_offset(0), layout.key_offset(1), layout.value_offset(0), layout.value_offset(1)];
+            let ends = [&offsets[1..], &[layout.page_bytes()]].concat();
+            for (i, (from, to)) in offsets.iter().zip(ends).enumerate() {
+                let dims = if i < 2 { 40 } else { 48 };
+                assert!(from % ALIGN == 0 && to - from >= PAGE * kind.bytes(dims), "{kind} block {i}");
+            }
+        }
+    }
+}

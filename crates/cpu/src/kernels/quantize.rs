@@ -1,0 +1,129 @@
+//! f32 to int8 activations (NUMERICS.md section 2), with the layout of [`ingle_graph::quantize`].
+
+use ingle_graph::quantize::{Layout, SUM, TINY, limit};
+
+use crate::simd::{Kernel, Vector};
+
+/// A quantized value in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Quantized {
+    /// First byte; the layout's bytes follow.
+    pub ptr: *mut u8,
+    /// Where digits, scales and sums are.
+    pub layout: Layout,
+}
+
+// SAFETY: an address; who writes through it answers for that.
+unsafe impl Send for Quantized {}
+// SAFETY: as above.
+unsafe impl Sync for Quantized {}
+
+/// Quantizes columns `col..col + n` of one row.
+pub struct Quantize<'a> {
+    /// `n` f32.
+    pub x: *const f32,
+    /// Elements: whole units of every output.
+    pub n: usize,
+    /// Outputs.
+    pub to: &'a [Quantized],
+    /// Row of the outputs.
+    pub row: usize,
+    /// First column.
+    pub col: usize,
+}
+
+impl Kernel for Quantize<'_> {
+    #[inline(always)]
+    fn run<V: Vector>(self) {
+        for to in self.to {
+            // SAFETY: the fields' own promise.
+            unsafe { quantize::<V>(to, self.row, self.col, self.x, self.n) };
+        }
+    }
+}
+
+/// Quantizes `n` elements from `x` into columns `col..col + n` of row `row`: whole units, which a multiple of both
+/// the unit and [`SUM`] columns make.
+///
+/// # Safety
+/// `x` is readable for `n` f32; the row and the columns are inside the layout, whose memory is writable and of which
+/// nobody else uses these units.
+#[inline(always)]
+pub unsafe fn quantize<V: Vector>(to: &Quantized, row: usize, col: usize, x: *const f32, n: usize) {
+    let Quantized { ptr, layout } = *to;
+    // SAFETY: offsets of units inside the layout, the caller's promise.
+    unsafe {
+        for at in (0..n).step_by(layout.unit) {
+            let col = col + at;
+            let scale = ptr.add(layout.scale_offset(row) + col / layout.unit * 4).cast::<f32>();
+            let high = ptr.add(layout.digit_offset(0, row) + col);
+            let high_sums = ptr.add(layout.sum_offset(0, row) + col / SUM * 2).cast::<i16>();
+            if layout.digits == 1 {
+                scale.write(unit::<V, false>(x.add(at), layout.unit, high, high_sums, high, high_sums));
+            } else {
+                let low = ptr.add(layout.digit_offset(1, row) + col);
+                let low_sums = ptr.add(layout.sum_offset(1, row) + col / SUM * 2).cast::<i16>();
+                scale.write(unit::<V, true>(x.add(at), layout.unit, high, high_sums, low, low_sums));
+            }
+        }
+    }
+}
+
+/// Quantizes one unit and returns its scale; the low digit is written only with `TWO`.
+#[inline(always)]
+unsafe fn unit<V: Vector, const TWO: bool>(
+    x: *const f32,
+    n: usize,
+    high: *mut u8,
+    high_sums: *mut i16,
+    low: *mut u8,
+    low_sums: *mut i16,
+) -> f32 {
+    let digits = if TWO { 2 } else { 1 };
+    let mut a = V::splat(0.0);
+    let mut finite = a.le(a);
+    // SAFETY: n elements, digits and n / SUM sums, the caller's promise; n is a multiple of SUM and so of LANES.
+    unsafe {
+        for k in (0..n).step_by(V::LANES) {
+            let v = V::load(x.add(k)).abs();
+            finite = V::both(finite, v.le(V::splat(f32::MAX)));
+            a = a.max(v);
+        }
+        let a = a.largest();
+        let finite = V::count(finite) == V::LANES;
+        if !finite || a < TINY {
+            high.write_bytes(0, n);
+            high_sums.write_bytes(0, n / SUM);
+            if TWO {
+                low.write_bytes(0, n);
+                low_sums.write_bytes(0, n / SUM);
+            }
+            return if finite { 0.0 } else { f32::NAN };
+        }
+        let r = V::splat(limit(digits) / a);
+        for group in 0..n / SUM {
+            let (mut high_sum, mut low_sum) = (V::splat(0.0), V::splat(0.0));
+            for k in (group * SUM..(group + 1) * SUM).step_by(V::LANES) {
+                let q = V::load(x.add(k)).mul(r).round();
+                if TWO {
+                    // Exact: q has at most 15 bits, so the sum and the power of two round nothing.
+                    let h = q.add(V::splat(64.0)).mul(V::splat(1.0 / 128.0)).floor();
+                    let l = q.sub(h.mul(V::splat(128.0)));
+                    h.store_i8(high.add(k));
+                    l.store_i8(low.add(k));
+                    high_sum = high_sum.add(h);
+                    low_sum = low_sum.add(l);
+                } else {
+                    q.store_i8(high.add(k));
+                    high_sum = high_sum.add(q);
+                }
+            }
+            // Sums of integers this small are exact in any order.
+            high_sums.add(group).write(high_sum.sum() as i16);
+            if TWO {
+                low_sums.add(group).write(low_sum.sum() as i16);
+            }
+        }
+        a / limit(digits)
+    }
+}

@@ -1,0 +1,153 @@
+//! The KV store and attention: which rows and heads make one item.
+
+use ingle_graph::op::RopeId;
+use ingle_graph::{AttentionSpec, PAGE};
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use super::{Emission, Frame, Pool, Scratch, Value, quantize, spread};
+use crate::kernels::attention::{self, Block, Merge, Sink};
+use crate::kernels::kv::Store;
+use crate::kernels::rope::Rope;
+use crate::memory::Aligned;
+use crate::threads::Worker;
+
+/// Writes keys and values of all rows, with q and k rotated first where the op says so. An item is one row and one head
+/// of keys and values with its query heads.
+pub fn store(
+    frame: &Frame<'_>,
+    worker: &mut Worker<'_>,
+    scratch: &mut Scratch,
+    pool: &Pool,
+    k: &Value,
+    v: &Value,
+    rotate: Option<&(RopeId, Value, Value)>,
+) {
+    let (heads, head_dim) = (pool.layout.heads, pool.layout.head_dim);
+    let mut saturated = 0;
+    spread(worker, k.rows(frame) * heads, |item| {
+        let (row, head) = (item / heads, item % heads);
+        let cell = frame.inputs.cells[row] as usize;
+        let key = scratch.row.as_mut_ptr();
+        // SAFETY: one head of each value's row; the page is inside the pool, as `Inputs::check` made sure; this cell
+        // and head are nobody else's.
+        unsafe {
+            let from = k.row(frame, row).add(head * head_dim);
+            match rotate {
+                None => from.copy_to_nonoverlapping(key, head_dim),
+                Some((rope, q, y)) => {
+                    let rope = |x, y, heads| Rope {
+                        table: &frame.ropes[rope.0 as usize],
+                        position: frame.inputs.positions[row] as usize,
+                        x,
+                        y,
+                        heads,
+                        head_dim,
+                    };
+                    frame.isa.run(rope(from, key, 1));
+                    let all = q.cols() / head_dim;
+                    let mine = head * all / heads..(head + 1) * all / heads;
+                    let first = mine.start * head_dim;
+                    let (q, y) = (q.row(frame, row).add(first), y.row(frame, row).add(first));
+                    frame.isa.run(rope(q, y, mine.len()));
+                }
+            }
+            frame.isa.run(Store {
+                layout: &pool.layout,
+                page: pool.memory.as_mut_ptr().add(cell / PAGE * pool.layout.page_bytes()),
+                head,
+                at: cell % PAGE,
+                key,
+                value: v.row(frame, row).add(head * head_dim),
+                saturated: &mut saturated,
+            });
+        }
+    });
+    if saturated > 0 {
+        frame.saturated.fetch_add(saturated, Ordering::Relaxed);
+    }
+}
+
+/// Attention of all rows. With many rows an item is a block of them and one head of keys and values; with few, one row,
+/// one such head and one chunk of positions, and the chunks of a row are merged afterwards.
+pub fn attend(
+    frame: &Frame<'_>,
+    worker: &mut Worker<'_>,
+    scratch: &mut Scratch,
+    spec: &AttentionSpec,
+    q: &Value,
+    emit: &Emission,
+) {
+    let rows = q.rows(frame);
+    let start = |memory: &Option<Aligned>| memory.as_ref().map_or(std::ptr::null_mut(), Aligned::as_mut_ptr);
+    let out = match emit.f32 {
+        Some(y) => y.row(frame, 0),
+        None => start(&frame.spare.rows).cast(),
+    };
+    let chunks = |row: usize| attention::chunks(spec, frame.inputs.positions[row] as usize);
+    let longest = (0..rows).map(|row| chunks(row).len()).max().unwrap_or(0);
+    let pool = &frame.pools[spec.layer];
+    let mut block = |rows: Range<usize>, kv_head, chunks, sink| {
+        frame.isa.run(Block {
+            spec,
+            layout: &pool.layout,
+            pool: pool.memory.as_mut_ptr(),
+            inputs: frame.inputs,
+            q: q.row(frame, 0),
+            rows,
+            kv_head,
+            chunks,
+            sink,
+            scratch: &mut scratch.attention,
+        });
+    };
+    if longest > 1 && rows * spec.kv_heads < few(worker.workers()) {
+        let partial = attention::partial_len(spec.head_dim);
+        let stride = (1 + longest) * partial;
+        let partials = start(&frame.spare.partials).cast::<f32>();
+        let group = spec.heads / spec.kv_heads;
+        worker.share(rows * spec.kv_heads * longest, |item| {
+            let (row, kv_head) = (item / longest / spec.kv_heads, item / longest % spec.kv_heads);
+            let chunks = chunks(row);
+            let chunk = item % longest;
+            if chunk < chunks.len() {
+                // SAFETY: `needs` made room for these rows, all heads and the longest context.
+                let out = unsafe {
+                    partials.add((row * spec.heads + kv_head * group) * stride + (1 + chunk) * partial)
+                };
+                let chunk = chunks.start + chunk;
+                block(row..row + 1, kv_head, chunk..chunk + 1, Sink::Partial { out, stride });
+            }
+        });
+        worker.share(rows, |row| {
+            // SAFETY: as above; a row of the result.
+            let (partials, out) =
+                unsafe { (partials.add(row * spec.heads * stride), out.add(row * q.cols())) };
+            frame.isa.run(Merge { spec, partials, stride, chunks: chunks(row).len(), out });
+        });
+    } else {
+        let group = spec.heads / spec.kv_heads;
+        let height = (attention::QUERIES / group).min(rows * spec.kv_heads / few(worker.workers())).max(1);
+        let blocks = rows.div_ceil(height);
+        worker.share(blocks * spec.kv_heads, |item| {
+            // Later rows look at more keys: they go first.
+            let (first, kv_head) = ((blocks - 1 - item / spec.kv_heads) * height, item % spec.kv_heads);
+            let mut rest = first..rows.min(first + height);
+            while !rest.is_empty() {
+                let sequence = frame.inputs.sequences[rest.start];
+                let same = rest.clone().take_while(|&row| frame.inputs.sequences[row] == sequence).count();
+                let run = rest.start..rest.start + same;
+                rest.start += same;
+                let from = run.clone().map(|row| chunks(row).start).min().unwrap_or(0);
+                let to = run.clone().map(|row| chunks(row).end).max().unwrap_or(0);
+                block(run, kv_head, from..to, Sink::Rows { out, stride: q.cols() });
+            }
+        });
+    }
+    quantize(frame, worker, out, emit);
+}
+
+/// Rows times heads of keys and values below which there is too little to share out without cutting along chunks.
+pub fn few(workers: usize) -> usize {
+    4 * workers
+}

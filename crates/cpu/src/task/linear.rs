@@ -1,0 +1,99 @@
+//! Products with one or more matrices, shared out by tiles of output rows.
+
+use std::ops::Range;
+
+use ingle_tensor::{DType, quant};
+
+use super::{Frame, Part, Scratch, Value};
+use crate::dot::{Activations, InPtr, OutPtr, TILE, Tail};
+use crate::kernels::float::{Float, FloatProduct};
+use crate::threads::Worker;
+
+/// Rows up to which a step is bound by reading weights.
+const ROWS_FEW: usize = 8;
+
+/// Quantized output rows that are decoded at a time for a float product.
+pub const DECODED: usize = 2;
+
+/// Runs the parts of a product: their tiles, one after the other, are the items.
+pub fn linear(
+    frame: &Frame<'_>,
+    worker: &mut Worker<'_>,
+    scratch: &mut Scratch,
+    parts: &[Part],
+    residual: Option<&Value>,
+) {
+    let tiles = |part: &Part| frame.weights.declared(part.weight).rows.div_ceil(TILE);
+    let all: usize = parts.iter().map(tiles).sum();
+    let rows = parts.first().map_or(0, |part| part.x.rows(frame));
+    // Few rows: small runs, for an even end. Many: long ones, since each pays for arranging its activations.
+    let pieces = if rows <= ROWS_FEW { 8 } else { 4 };
+    let length = all.div_ceil(pieces * worker.workers()).max(1);
+    worker.share(all.div_ceil(length), |i| {
+        let mut run = i * length..all.min((i + 1) * length);
+        for part in parts {
+            let here = tiles(part);
+            if run.start < here && !run.is_empty() {
+                product(frame, scratch, part, residual, run.start..run.end.min(here));
+            }
+            run = run.start.saturating_sub(here)..run.end.saturating_sub(here);
+        }
+    });
+}
+
+/// One part's output rows of `tiles`, for all rows of x.
+fn product(
+    frame: &Frame<'_>,
+    scratch: &mut Scratch,
+    part: &Part,
+    residual: Option<&Value>,
+    tiles: Range<usize>,
+) {
+    let rows = 0..part.x.rows(frame);
+    let bias = part.bias.map(|bias| frame.weights.vector(bias));
+    let (out, stride) = (part.y.row(frame, 0), part.y.cols());
+    let residual = residual.map(|value| value.row(frame, 0).cast_const());
+    if let (Some(packed), Some(layout)) = (frame.weights.packed(part.weight), part.x.layout) {
+        // SAFETY: the value's bytes, which no task of this step writes.
+        let bytes = unsafe { std::slice::from_raw_parts(part.x.bytes(frame), layout.bytes()) };
+        let tail = Tail { bias, residual: residual.map(|residual| InPtr::new(residual, stride)) };
+        let (x, out) = (Activations::new(layout, bytes), OutPtr::new(out, stride));
+        // SAFETY: the backend's instruction set is available; out and residual are values of these rows and columns,
+        // and this item's columns are nobody else's.
+        unsafe { packed.product(frame.isa, &x, rows, tiles, out, tail, &mut scratch.product) };
+        return;
+    }
+    let weight = frame.weights.declared(part.weight);
+    let outputs = tiles.start * TILE..weight.rows.min(tiles.end * TILE);
+    let row_bytes = weight.bytes() / weight.rows;
+    let bytes = &frame.weights.bytes(part.weight)[outputs.start * row_bytes..outputs.end * row_bytes];
+    let x = part.x.row(frame, 0).cast_const();
+    let cols = weight.cols;
+    let float = |float, weights, outputs| FloatProduct {
+        float,
+        weights,
+        outputs,
+        cols,
+        x,
+        rows: rows.clone(),
+        out,
+        stride,
+        bias,
+        residual,
+    };
+    match weight.dtype {
+        DType::F32 => frame.isa.run(float(Float::F32, bytes.as_ptr(), outputs)),
+        DType::F16 => frame.isa.run(float(Float::F16, bytes.as_ptr(), outputs)),
+        DType::BF16 => frame.isa.run(float(Float::BF16, bytes.as_ptr(), outputs)),
+        dtype => {
+            for (i, bytes) in bytes.chunks(DECODED * row_bytes).enumerate() {
+                let n = bytes.len() / row_bytes;
+                for (bytes, decoded) in bytes.chunks(row_bytes).zip(scratch.row.chunks_mut(cols)) {
+                    quant::decode_row(dtype, bytes, decoded);
+                }
+                let first = outputs.start + i * DECODED;
+                frame.isa.run(float(Float::F32, scratch.row.as_ptr().cast(), first..first + n));
+            }
+        }
+    }
+}

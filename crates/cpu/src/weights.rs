@@ -1,0 +1,106 @@
+//! A graph's weights as kernels read them: packed, mapped, or widened.
+
+use std::sync::Arc;
+
+use ingle_graph::op::{Weight, WeightUse};
+use ingle_graph::{Activations, Error, Graph, Result, WeightId};
+use ingle_tensor::{Checkpoint, TensorInfo, quant};
+
+use crate::dot::Packed;
+use crate::threads::Team;
+
+/// One weight.
+enum Stored {
+    /// A quantized matrix for integer products. Its pages of the file are no longer needed.
+    Packed(Packed),
+    /// Rows as the file has them: matrices of floats, tables of which rows are looked up, and quantized matrices whose
+    /// rows are decoded before each use.
+    Mapped(TensorInfo),
+    /// A vector, widened to f32, offset added.
+    Vector(Vec<f32>),
+}
+
+/// The weights of one graph, by [`WeightId`].
+pub struct Weights {
+    checkpoint: Arc<Checkpoint>,
+    declared: Vec<Weight>,
+    stored: Vec<Stored>,
+}
+
+impl Weights {
+    /// Packs and widens what the graph's products need; `activations` says whether quantized matrices are multiplied as
+    /// integers.
+    ///
+    /// # Errors
+    /// A tensor that is missing, or not what the graph says; no memory.
+    pub fn load(
+        graph: &Graph,
+        checkpoint: Arc<Checkpoint>,
+        activations: Activations,
+        team: &Team,
+    ) -> Result<Self> {
+        let mut stored = Vec::with_capacity(graph.weights.len());
+        for weight in &graph.weights {
+            let tensor = checkpoint.require(&weight.name)?;
+            let bad = |what: String| Error::Weight { name: weight.name.clone(), what };
+            if tensor.dtype != weight.dtype || tensor.bytes != weight.bytes() as u64 {
+                return Err(bad(format!(
+                    "{} of shape {:?} in the file, but the graph was built for {} [{}, {}]",
+                    tensor.dtype, tensor.shape, weight.dtype, weight.rows, weight.cols
+                )));
+            }
+            let data = checkpoint.data(tensor);
+            stored.push(match weight.used {
+                WeightUse::Vector => {
+                    let mut x = vec![0.0; weight.cols];
+                    quant::decode_row(weight.dtype, data, &mut x);
+                    if weight.offset != 0.0 {
+                        x.iter_mut().for_each(|x| *x += weight.offset);
+                    }
+                    Stored::Vector(x)
+                }
+                WeightUse::Matrix if weight.unit().is_some() && activations != Activations::F32 => {
+                    let packed = Packed::new(weight.dtype, weight.rows, weight.cols, data, team);
+                    checkpoint.release(tensor);
+                    Stored::Packed(packed.map_err(|error| bad(error.to_string()))?)
+                }
+                WeightUse::Matrix | WeightUse::Rows => Stored::Mapped(tensor.clone()),
+            });
+        }
+        Ok(Self { checkpoint, declared: graph.weights.clone(), stored })
+    }
+
+    /// Whether a program was compiled from the graph these weights were loaded for.
+    pub fn serve(&self, weights: &[Weight]) -> bool {
+        self.declared == weights
+    }
+
+    /// What the graph says of a weight.
+    pub fn declared(&self, id: WeightId) -> &Weight {
+        &self.declared[id.0 as usize]
+    }
+
+    /// The packed matrix, if this weight is one.
+    pub fn packed(&self, id: WeightId) -> Option<&Packed> {
+        match &self.stored[id.0 as usize] {
+            Stored::Packed(packed) => Some(packed),
+            _ => None,
+        }
+    }
+
+    /// The vector; empty if this weight is not one.
+    pub fn vector(&self, id: WeightId) -> &[f32] {
+        match &self.stored[id.0 as usize] {
+            Stored::Vector(x) => x,
+            _ => &[],
+        }
+    }
+
+    /// The bytes of the file; empty if this weight is no longer read from it.
+    pub fn bytes(&self, id: WeightId) -> &[u8] {
+        match &self.stored[id.0 as usize] {
+            Stored::Mapped(tensor) => self.checkpoint.data(tensor),
+            _ => &[],
+        }
+    }
+}
