@@ -82,6 +82,11 @@ impl Cache {
         Cache { root: root.into() }
     }
 
+    /// Where it is.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// The finished model that `spec` means, if it is here. Without a file it means what it meant when it was fetched.
     pub fn lookup(&self, spec: &Spec) -> Option<PathBuf> {
         match spec {
@@ -255,10 +260,9 @@ impl Room {
         for entry in read_folder(&self.folder)? {
             let path = entry.path();
             let name = entry.file_name().to_string_lossy().into_owned();
-            if name.starts_with(".wheels-") {
-                fs::remove_dir_all(&path).map_err(|e| Error::io("remove", &path, e))?;
-            } else if name.ends_with(".tmp") {
-                fs::remove_file(&path).map_err(|e| Error::io("remove", &path, e))?;
+            if name.starts_with(".wheels-") || name.ends_with(".tmp") {
+                let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+                removed.map_err(|e| Error::io("remove", &path, e))?;
             }
         }
         Ok(())
