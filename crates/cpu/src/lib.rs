@@ -20,4 +20,4 @@ mod weights;
 
 pub use backend::{Cpu, CpuOptions};
 pub use simd::Isa;
-pub use threads::physical_cores;
+pub use threads::{Team, physical_cores};

@@ -60,6 +60,16 @@ impl Engine for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn bytes(g: usize, group: *const u8) -> __m256i {
+        unsafe { _mm256_loadu_si256(group.add(64 * g).cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bytes(codes: __m256i, g: usize, group: *mut u8) {
+        unsafe { _mm256_storeu_si256(group.add(64 * g).cast(), codes) }
+    }
+
+    #[inline(always)]
     unsafe fn start(at: *const i32) -> __m256i {
         // Pieces of this engine begin with zero; a start is added to the total.
         unsafe { Self::int(at) }
@@ -181,6 +191,17 @@ impl Engine for Avx2 {
     #[inline(always)]
     unsafe fn store(a: __m256, to: *mut f32) {
         unsafe { _mm256_storeu_ps(to, a) }
+    }
+
+    #[inline(always)]
+    unsafe fn in_register(mut at: *const u8) -> *const u8 {
+        unsafe { std::arch::asm!("/* {} */", inout(reg) at, options(pure, nomem, nostack, preserves_flags)) };
+        at
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_l2(at: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 
     #[inline(always)]

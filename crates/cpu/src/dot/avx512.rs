@@ -8,6 +8,25 @@ use super::spec::TILE;
 /// AVX-512 F, BW, DQ, VL and VNNI.
 pub(super) struct Avx512;
 
+/// `acc + a * b` by pairs of int16: one instruction. The compiler would make a multiplication and an addition of the
+/// intrinsic, for the sake of latency where throughput is what counts.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn dpwssd(acc: __m512i, a: __m512i, b: __m512i) -> __m512i {
+    let mut sum = acc;
+    // SAFETY: the instruction reads and writes these registers and nothing else.
+    unsafe {
+        std::arch::asm!(
+            "vpdpwssd {sum}, {a}, {b}",
+            sum = inout(zmm_reg) sum,
+            a = in(zmm_reg) a,
+            b = in(zmm_reg) b,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sum
+}
+
 // SAFETY (for every block below): the trait's duty, that the instruction set is present and the pointers are good.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Engine for Avx512 {
@@ -56,6 +75,16 @@ impl Engine for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn bytes(g: usize, group: *const u8) -> __m512i {
+        unsafe { _mm512_loadu_si512(group.add(64 * g).cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bytes(codes: __m512i, g: usize, group: *mut u8) {
+        unsafe { _mm512_storeu_si512(group.add(64 * g).cast(), codes) }
+    }
+
+    #[inline(always)]
     unsafe fn start(at: *const i32) -> __m512i {
         unsafe { _mm512_set1_epi32(at.read_unaligned()) }
     }
@@ -79,21 +108,25 @@ impl Engine for Avx512 {
     unsafe fn sub_scale(pairs: *const u8, second: bool) -> __m512i {
         unsafe {
             let pairs = _mm512_cvtepi8_epi16(_mm256_loadu_si256(pairs.cast()));
-            if second { _mm512_srli_epi32::<16>(pairs) } else { _mm512_and_si512(pairs, _mm512_set1_epi32(0xFFFF)) }
+            if second {
+                _mm512_srli_epi32::<16>(pairs)
+            } else {
+                _mm512_and_si512(pairs, _mm512_set1_epi32(0xFFFF))
+            }
         }
     }
 
     /// The piece fits in the low half of its lane: `Spec::piece_words` and the start see to it.
     #[inline(always)]
     unsafe fn add_scaled(int: __m512i, piece: __m512i, scale: __m512i) -> __m512i {
-        unsafe { _mm512_dpwssd_epi32(int, piece, scale) }
+        unsafe { dpwssd(int, piece, scale) }
     }
 
     #[inline(always)]
     unsafe fn add_pairs(int: __m512i, pairs: *const u8, sums: *const i32) -> __m512i {
         unsafe {
             let pairs = _mm512_cvtepi8_epi16(_mm256_loadu_si256(pairs.cast()));
-            _mm512_dpwssd_epi32(int, pairs, _mm512_set1_epi32(sums.read_unaligned()))
+            dpwssd(int, pairs, _mm512_set1_epi32(sums.read_unaligned()))
         }
     }
 
@@ -165,6 +198,17 @@ impl Engine for Avx512 {
     #[inline(always)]
     unsafe fn store(a: __m512, to: *mut f32) {
         unsafe { _mm512_storeu_ps(to, a) }
+    }
+
+    #[inline(always)]
+    unsafe fn in_register(mut at: *const u8) -> *const u8 {
+        unsafe { std::arch::asm!("/* {} */", inout(reg) at, options(pure, nomem, nostack, preserves_flags)) };
+        at
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_l2(at: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 
     #[inline(always)]

@@ -34,6 +34,10 @@ pub(super) trait Engine {
 
     /// The codes of word `g` of a group. `bits` and `g` are constants wherever this is inlined.
     unsafe fn codes(bits: usize, g: usize, group: *const u8) -> Self::Codes;
+    /// Plane `g` of a group, as it is.
+    unsafe fn bytes(g: usize, group: *const u8) -> Self::Codes;
+    /// Writes codes so that [`Engine::bytes`] reads them.
+    unsafe fn store_bytes(codes: Self::Codes, g: usize, group: *mut u8);
     /// A piece that begins with this start.
     unsafe fn start(at: *const i32) -> Self::Piece;
     /// A piece that begins with zero.
@@ -68,8 +72,14 @@ pub(super) trait Engine {
     unsafe fn fnma(a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float;
     unsafe fn store(a: Self::Float, to: *mut f32);
 
+    /// The same address, kept in one register: a product whose operand is addressed by two takes two slots.
+    unsafe fn in_register(at: *const u8) -> *const u8 {
+        at
+    }
     /// Asks for the cache line at this address, which need not be mapped.
     unsafe fn prefetch(_at: *const u8) {}
+    /// The same, into the second level.
+    unsafe fn prefetch_l2(_at: *const u8) {}
 }
 
 /// Plain Rust, one row after the other.
@@ -104,6 +114,18 @@ impl Engine for Scalar {
     }
 
     #[inline(always)]
+    unsafe fn bytes(g: usize, group: *const u8) -> Self::Codes {
+        // SAFETY: the trait's duty.
+        unsafe { group.add(64 * g).cast::<Self::Codes>().read() }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bytes(codes: Self::Codes, g: usize, group: *mut u8) {
+        // SAFETY: the trait's duty.
+        unsafe { group.add(64 * g).cast::<Self::Codes>().write(codes) }
+    }
+
+    #[inline(always)]
     unsafe fn start(at: *const i32) -> Self::Piece {
         // SAFETY: the trait's duty.
         unsafe { Self::int(at) }
@@ -115,7 +137,12 @@ impl Engine for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn step(_bits: usize, mut piece: Self::Piece, codes: Self::Codes, digits: *const i8) -> Self::Piece {
+    unsafe fn step(
+        _bits: usize,
+        mut piece: Self::Piece,
+        codes: Self::Codes,
+        digits: *const i8,
+    ) -> Self::Piece {
         // SAFETY: the trait's duty.
         let digits = unsafe { digits.cast::<[i8; 4]>().read() };
         for lane in 0..TILE {

@@ -5,52 +5,124 @@ use std::ops::Range;
 
 use super::engine::Engine;
 use super::pack::{RESIDUES, units_of};
-use super::panel::{Activations, Panel};
-use super::spec::{Format, Min, TILE};
+use super::panel::UnitLayout;
+use super::spec::{Format, Min, Spec, TILE};
 use super::{OutPtr, Packed, Tail};
 
-/// One panel's share of a product.
+/// A group of panels' share of a product.
 pub(super) struct Call<'a> {
     pub packed: &'a Packed,
-    pub x: Activations<'a>,
-    /// Activation rows, at most `V / D`.
+    /// Panels of equal height, one after the other.
+    pub panels: *const u8,
+    /// Activation rows of the panels; the last panel may have fewer than its height.
     pub rows: Range<usize>,
     pub tiles: Range<usize>,
     pub out: OutPtr,
     pub tail: Tail<'a>,
-    /// Scratch for the panel.
-    pub panel: *mut u8,
+    /// Room for the codes of one tile as bytes, for kernels that expand them.
+    pub bytes: *mut u8,
 }
 
 /// Bytes ahead of its reading that a kernel asks memory for weights.
 const PREFETCH: usize = 2048;
 
-/// Runs one call.
+/// Calls a macro with each word of a group, in order.
+macro_rules! each_word {
+    ($word:ident) => {
+        $word!(0);
+        $word!(1);
+        $word!(2);
+        $word!(3);
+        $word!(4);
+        $word!(5);
+        $word!(6);
+        $word!(7);
+    };
+}
+
+/// Runs one call. `X`, for several panels: the codes of a tile are first expanded to bytes.
 ///
 /// # Safety
 /// The engine's instruction set is present and enabled in the calling function. The call was checked by
-/// [`Packed::product`]: ranges lie inside the matrices, the panel has room, the caller owns the outputs.
+/// [`Packed::product`]: ranges lie inside the matrices, panels of `V / D` rows were written for all rows, scratch has
+/// room for a tile's bytes, the caller owns the outputs.
 #[inline(always)]
-pub(super) unsafe fn run<S: Engine, F: Format, const V: usize, const D: usize>(call: &Call<'_>) {
+pub(super) unsafe fn run<S: Engine, F: Format, const V: usize, const D: usize, const X: bool>(
+    call: &Call<'_>,
+) {
     let packed = call.packed;
-    // SAFETY: rows are inside the layout, whose unit matches the format; the panel has room.
-    unsafe { Panel::<S, F, V, D>::write(&call.x, call.rows.clone(), call.panel) };
+    let units = packed.units();
+    let height = V / D;
+    let panel_bytes = units * const { UnitLayout::new(&F::SPEC, V / D, D).bytes };
+    let share = packed.tile_bytes() / (units.max(1) * call.rows.len().div_ceil(height));
     for tile in call.tiles.clone() {
-        let mut sums = [[0.0f32; TILE]; V];
-        // SAFETY: tile is inside the packed matrix, whose two sections hold `units` records of the format.
-        unsafe {
-            let codes = packed.tile_codes(tile);
-            let scales = packed.tile_scales(tile);
-            for half in 0..TILE / S::LANES {
-                let lane = half * S::LANES;
-                tile_sums::<S, F, V, D>(codes.add(4 * lane), scales.add(2 * lane), packed.units(), call.panel, &mut sums, lane);
-            }
+        let (mut codes, scales) = (packed.tile_codes(tile), packed.tile_scales(tile));
+        // Where to ask for weights, and how far to move on with each unit. Expanded codes come from cache: meanwhile
+        // each panel asks for its share of the next tile.
+        let mut ahead = Ahead { at: codes.wrapping_add(PREFETCH), bytes: F::SPEC.code_bytes() };
+        if X {
+            // SAFETY: the tile holds `units` records of the format, and scratch has room for the bytes of a tile.
+            unsafe { expand::<S, F>(codes, units, call.bytes) };
+            ahead = Ahead { at: codes.wrapping_add(packed.tile_bytes()), bytes: share };
+            codes = call.bytes;
         }
         let lanes = TILE.min(packed.rows() - TILE * tile);
-        for (r, row) in call.rows.clone().enumerate() {
-            // SAFETY: row and columns are inside the caller's output and residual, which it owns.
-            unsafe { finish(&sums[r], TILE * tile, lanes, row, call) };
+        let mut panel = call.panels;
+        let mut row = call.rows.start;
+        while row < call.rows.end {
+            let mut sums = [[0.0f32; TILE]; V];
+            for half in 0..TILE / S::LANES {
+                let lane = half * S::LANES;
+                // SAFETY: the two sections of a tile hold `units` records of the format; there is a panel for this row.
+                unsafe {
+                    let (codes, scales) = (codes.add(4 * lane), scales.add(2 * lane));
+                    tile_sums::<S, F, V, D, X>(codes, scales, units, panel, ahead, &mut sums, lane);
+                }
+            }
+            for r in 0..height.min(call.rows.end - row) {
+                // SAFETY: row and columns are inside the caller's output and residual, which it owns.
+                unsafe { finish(&sums[r], TILE * tile, lanes, row + r, call) };
+            }
+            row += height;
+            // One past the last panel, and beyond the last tile, at most.
+            panel = panel.wrapping_add(panel_bytes);
+            ahead.at = ahead.at.wrapping_add(units * ahead.bytes);
         }
+    }
+}
+
+/// Weights to ask memory for: `bytes` from `at` on with the first unit, and so on.
+#[derive(Clone, Copy)]
+struct Ahead {
+    at: *const u8,
+    bytes: usize,
+}
+
+/// Writes the codes of a tile as bytes, plane by plane.
+///
+/// # Safety
+/// As [`run`]; `bytes` has room for 16 bytes per column.
+#[inline(always)]
+unsafe fn expand<S: Engine, F: Format>(mut codes: *const u8, units: usize, mut bytes: *mut u8) {
+    for _ in 0..units * (F::SPEC.unit() / 32) {
+        for half in 0..TILE / S::LANES {
+            let lane = half * S::LANES;
+            macro_rules! word {
+                ($g:literal) => {
+                    // SAFETY: a group of the format is left, and room for eight planes.
+                    unsafe {
+                        S::store_bytes(
+                            S::codes(F::SPEC.bits, $g, codes.add(4 * lane)),
+                            $g,
+                            bytes.add(4 * lane),
+                        )
+                    };
+                };
+            }
+            each_word!(word);
+        }
+        codes = codes.wrapping_add(F::SPEC.group_bytes());
+        bytes = bytes.wrapping_add(8 * 64);
     }
 }
 
@@ -72,7 +144,7 @@ unsafe fn finish(sums: &[f32; TILE], first: usize, lanes: usize, row: usize, cal
         if let Some(residual) = call.tail.residual {
             let residual = residual.at(row, first);
             for lane in 0..lanes {
-                y[lane] += *residual.add(lane);
+                y[lane] = *residual.add(lane) + y[lane];
             }
         }
         std::ptr::copy_nonoverlapping(y.as_ptr(), out, lanes);
@@ -84,33 +156,40 @@ unsafe fn finish(sums: &[f32; TILE], first: usize, lanes: usize, row: usize, cal
 /// # Safety
 /// As [`run`]; `codes` and `scales` point at the first lane's part of the first records.
 #[inline(always)]
-unsafe fn tile_sums<S: Engine, F: Format, const V: usize, const D: usize>(
+unsafe fn tile_sums<S: Engine, F: Format, const V: usize, const D: usize, const X: bool>(
     mut codes: *const u8,
     mut scales: *const u8,
     units: usize,
     mut panel: *const u8,
+    mut ahead: Ahead,
     sums: &mut [[f32; TILE]; V],
     lane: usize,
 ) {
-    // SAFETY: `units` records follow each of the three pointers.
+    let code_bytes = if X { TILE * F::SPEC.unit() } else { F::SPEC.code_bytes() };
+    // SAFETY: `units` records follow each of the pointers.
     unsafe {
         let mut total = [S::zero(); V];
         for residue in 0..RESIDUES {
             let mut acc = [S::zero(); V];
             for _ in 0..units_of(units, residue) {
                 if F::SPEC.sub == 0 {
-                    unit_plain::<S, F, V, D>(codes, scales, panel, &mut acc);
+                    unit_plain::<S, F, V, D, X>(codes, scales, panel, &mut acc);
                 } else {
-                    unit_scaled::<S, F, V, D>(codes, scales, panel, &mut acc);
+                    unit_scaled::<S, F, V, D, X>(codes, scales, panel, &mut acc);
                 }
-                let mut line = 0;
-                while line < F::SPEC.code_bytes() {
-                    S::prefetch(codes.wrapping_add(PREFETCH + line));
-                    line += 64;
+                if X {
+                    for line in (0..ahead.bytes).step_by(64) {
+                        S::prefetch_l2(ahead.at.wrapping_add(line));
+                    }
+                    ahead.at = ahead.at.wrapping_add(ahead.bytes);
+                } else {
+                    for line in 0..code_bytes / 64 {
+                        S::prefetch(codes.wrapping_add(PREFETCH + 64 * line));
+                    }
                 }
-                codes = codes.add(F::SPEC.code_bytes());
+                codes = codes.add(code_bytes);
                 scales = scales.add(F::SPEC.scale_bytes());
-                panel = panel.add(Panel::<S, F, V, D>::BYTES);
+                panel = panel.add(const { UnitLayout::new(&F::SPEC, V / D, D).bytes });
             }
             for r in 0..V / D {
                 total[r] = if residue == 0 { acc[r] } else { S::add(total[r], acc[r]) };
@@ -122,18 +201,14 @@ unsafe fn tile_sums<S: Engine, F: Format, const V: usize, const D: usize>(
     }
 }
 
-/// Calls a macro with each word of a group, in order.
-macro_rules! each_word {
-    ($word:ident) => {
-        $word!(0);
-        $word!(1);
-        $word!(2);
-        $word!(3);
-        $word!(4);
-        $word!(5);
-        $word!(6);
-        $word!(7);
-    };
+/// The codes of word `g` of a group.
+///
+/// # Safety
+/// As [`tile_sums`], with a group left.
+#[inline(always)]
+unsafe fn codes_of<S: Engine, F: Format, const X: bool>(g: usize, group: *const u8) -> S::Codes {
+    // SAFETY: the caller's duty.
+    unsafe { if X { S::bytes(g, group) } else { S::codes(F::SPEC.bits, g, group) } }
 }
 
 /// Adds a unit of 32 columns with one scale.
@@ -141,7 +216,7 @@ macro_rules! each_word {
 /// # Safety
 /// As [`tile_sums`], with one record left.
 #[inline(always)]
-unsafe fn unit_plain<S: Engine, F: Format, const V: usize, const D: usize>(
+unsafe fn unit_plain<S: Engine, F: Format, const V: usize, const D: usize, const X: bool>(
     codes: *const u8,
     scales: *const u8,
     panel: *const u8,
@@ -149,10 +224,11 @@ unsafe fn unit_plain<S: Engine, F: Format, const V: usize, const D: usize>(
 ) {
     // SAFETY: all offsets are inside one record of each layout.
     unsafe {
-        let starts = panel.add(Panel::<S, F, V, D>::STARTS_AT).cast::<i32>();
+        let at = const { UnitLayout::new(&F::SPEC, V / D, D) };
+        let starts = panel.add(at.starts).cast::<i32>();
         let mut pieces = [S::empty(); V];
         let mut ints = [S::int_zero(); V];
-        if Panel::<S, F, V, D>::STARTS == 1 {
+        if F::SPEC.starts() == 1 && S::SIGNED_BITS != F::SPEC.bits {
             for v in 0..V {
                 if S::WIDE {
                     pieces[v] = S::start(starts.add(v));
@@ -163,7 +239,7 @@ unsafe fn unit_plain<S: Engine, F: Format, const V: usize, const D: usize>(
         }
         macro_rules! word {
             ($g:literal) => {
-                let word = S::codes(F::SPEC.bits, $g, codes);
+                let word = codes_of::<S, F, X>($g, codes);
                 for v in 0..V {
                     pieces[v] = S::step(F::SPEC.bits, pieces[v], word, panel.add(32 * v + 4 * $g).cast());
                     if !S::WIDE && ($g + 1) % F::SPEC.piece_words() == 0 {
@@ -179,11 +255,10 @@ unsafe fn unit_plain<S: Engine, F: Format, const V: usize, const D: usize>(
                 ints[v] = S::total(pieces[v]);
             }
         }
-        let minima = panel.add(Panel::<S, F, V, D>::SUMS_AT).cast::<f32>();
         let mut sums = [S::zero(); V];
         if F::SPEC.min == Min::Add {
             for v in 0..V {
-                sums[v] = S::splat(minima.add(v));
+                sums[v] = S::splat(panel.add(at.sums).cast::<f32>().add(v));
             }
         }
         accumulate::<S, F, V, D>(scales, panel, &ints, &sums, acc);
@@ -195,50 +270,46 @@ unsafe fn unit_plain<S: Engine, F: Format, const V: usize, const D: usize>(
 /// # Safety
 /// As [`tile_sums`], with one record left.
 #[inline(always)]
-unsafe fn unit_scaled<S: Engine, F: Format, const V: usize, const D: usize>(
+unsafe fn unit_scaled<S: Engine, F: Format, const V: usize, const D: usize, const X: bool>(
     codes: *const u8,
     scales: *const u8,
     panel: *const u8,
     acc: &mut [S::Float; V],
 ) {
-    let spec = F::SPEC;
-    let sub_words = spec.sub / 4;
+    let spec = &const { F::SPEC };
     // SAFETY: all offsets are inside one record of each layout.
     unsafe {
+        let at = const { UnitLayout::new(&F::SPEC, V / D, D) };
+        let starts = panel.add(at.starts).cast::<i32>();
+        let pairs = panel.add(at.sums).cast::<i32>();
         let sub_scales = scales.add(spec.sub_scale_at());
-        let starts = panel.add(Panel::<S, F, V, D>::STARTS_AT).cast::<i32>();
-        let pairs = panel.add(Panel::<S, F, V, D>::SUMS_AT).cast::<i32>();
         let mut ints = [S::int_zero(); V];
         // Pieces are sums of (code - center) or of code; the format's weights are (code - offset).
         let shifted = if S::WIDE { spec.center() - spec.offset } else { -spec.offset };
         if shifted != 0 {
-            for i in 0..spec.pairs() {
-                for v in 0..V {
-                    ints[v] = S::add_pairs(ints[v], sub_scales.add(2 * TILE * i), pairs.add(v * spec.pairs() + i));
-                }
-            }
+            pair_sums::<S, V>(spec, sub_scales, pairs, &mut ints);
             for v in 0..V {
                 ints[v] = S::int_times(ints[v], shifted);
             }
         }
         for group in 0..8 {
-            let codes = codes.add(group * spec.group_bytes());
-            let starts = starts.add(group * 8 / spec.piece_words());
-            let digits = panel.add(32 * group);
+            let codes = codes.add(group * if X { 8 * 64 } else { spec.group_bytes() });
+            let starts = starts.add(V * (group * 8 / spec.piece_words()));
+            let digits = S::in_register(panel.add(32 * V * group));
             let sub_scales = sub_scales.add(2 * TILE * (group * 32 / spec.sub / 2));
             let mut pieces = [S::empty(); V];
             macro_rules! word {
                 ($g:literal) => {
-                    let word = S::codes(F::SPEC.bits, $g, codes);
+                    let word = codes_of::<S, F, X>($g, codes);
                     for v in 0..V {
                         if S::WIDE && $g % spec.piece_words() == 0 {
-                            pieces[v] = S::start(starts.add(v * spec.pieces() + $g / spec.piece_words()));
+                            pieces[v] = S::start(starts.add(V * ($g / spec.piece_words()) + v));
                         }
-                        pieces[v] = S::step(F::SPEC.bits, pieces[v], word, digits.add(256 * v + 4 * $g).cast());
+                        pieces[v] = S::step(spec.bits, pieces[v], word, digits.add(32 * v + 4 * $g).cast());
                     }
                     if ($g + 1) % spec.piece_words() == 0 {
-                        let odd = if sub_words == 8 { group % 2 == 1 } else { $g / 4 == 1 };
-                        let scale = S::sub_scale(sub_scales, odd);
+                        let second = if spec.sub == 32 { group % 2 == 1 } else { $g / 4 == 1 };
+                        let scale = S::sub_scale(sub_scales, second);
                         for v in 0..V {
                             ints[v] = S::add_scaled(ints[v], pieces[v], scale);
                             pieces[v] = S::empty();
@@ -251,17 +322,31 @@ unsafe fn unit_scaled<S: Engine, F: Format, const V: usize, const D: usize>(
         let mut sums = [S::zero(); V];
         if spec.min == Min::Subtract {
             let mut minima = [S::int_zero(); V];
-            for i in 0..spec.pairs() {
-                let sub_mins = scales.add(spec.sub_min_at() + 2 * TILE * i);
-                for v in 0..V {
-                    minima[v] = S::add_pairs(minima[v], sub_mins, pairs.add(v * spec.pairs() + i));
-                }
-            }
+            pair_sums::<S, V>(spec, scales.add(spec.sub_min_at()), pairs, &mut minima);
             for v in 0..V {
                 sums[v] = S::from_int(minima[v]);
             }
         }
         accumulate::<S, F, V, D>(scales, panel, &ints, &sums, acc);
+    }
+}
+
+/// Adds the products of a unit's sub-scales or sub-minima with the sums of each digit row.
+///
+/// # Safety
+/// As [`tile_sums`]; `factors` are the pairs of a record, `sums` those of the panel's unit.
+#[inline(always)]
+unsafe fn pair_sums<S: Engine, const V: usize>(
+    spec: &Spec,
+    factors: *const u8,
+    sums: *const i32,
+    ints: &mut [S::Int; V],
+) {
+    for i in 0..spec.pairs() {
+        for v in 0..V {
+            // SAFETY: the caller's duty.
+            ints[v] = unsafe { S::add_pairs(ints[v], factors.add(2 * TILE * i), sums.add(V * i + v)) };
+        }
     }
 }
 
@@ -279,7 +364,7 @@ unsafe fn accumulate<S: Engine, F: Format, const V: usize, const D: usize>(
 ) {
     // SAFETY: all offsets are inside one record of each layout.
     unsafe {
-        let digit_scales = panel.add(Panel::<S, F, V, D>::SCALES_AT).cast::<f32>();
+        let digit_scales = panel.add(const { UnitLayout::new(&F::SPEC, V / D, D).scales }).cast::<f32>();
         let d = S::from_f16(scales);
         for r in 0..V / D {
             let s = S::mul(d, S::splat(digit_scales.add(r)));

@@ -1,4 +1,4 @@
-//! Matrix products: packed quantized weights with the `int` arithmetic, and rows of floats with `f32x32`.
+//! Products with quantized matrices: packed weights and the `int` arithmetic (NUMERICS.md section 2).
 //!
 //! A quantized matrix is packed once at load. Sixteen output rows are interleaved to a *tile*, so that a vector's
 //! lanes are output rows, activations are broadcast, and no sum ever crosses lanes. Codes keep their width in memory:
@@ -9,6 +9,10 @@
 //! - [`spec`]: what distinguishes the formats, and the packed layout; [`pack`]: from file blocks to tiles.
 //! - [`panel`]: the activation side, a few rows rearranged to be read in one stream.
 //! - [`kernel`]: the arithmetic, written once over an [`engine`]; [`avx2`], [`avx512`]: the engines besides the scalar.
+//! - [`dispatch`]: which compiled kernel serves a call.
+//!
+//! Few rows stream the weights once, at the speed of memory. Many rows are cut into panels that stay in the L2 cache;
+//! each tile is expanded to bytes once and multiplied with all of them while the next tile is on its way from memory.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -34,7 +38,9 @@ use crate::threads::Team;
 pub use panel::Activations;
 pub use spec::TILE;
 
+use dispatch::GROUPS_MAX;
 use kernel::Call;
+use panel::UnitLayout;
 use spec::Spec;
 
 /// Where results go: element `(row, col)` is at `row * stride + col`.
@@ -172,7 +178,7 @@ impl Packed {
         let units = cols / spec.unit();
         let tile_stride = (units * (spec.code_bytes() + spec.scale_bytes())).next_multiple_of(64);
         let tiles = rows.div_ceil(TILE);
-        let mut packed = Self { spec, rows, cols, tile_stride, data: Aligned::new(tiles * tile_stride)? };
+        let packed = Self { spec, rows, cols, tile_stride, data: Aligned::new(tiles * tile_stride)? };
         if data.is_empty() {
             return Ok(packed);
         }
@@ -219,14 +225,36 @@ impl Packed {
         self.tiles() * self.tile_stride
     }
 
-    /// Bytes of scratch that products of at most `rows` activation rows need.
+    /// Bytes of scratch that products of at most `rows` activation rows need, with any instruction set.
     pub fn scratch_bytes(&self, digits: usize, rows: usize) -> usize {
-        let height = rows.next_power_of_two().min(dispatch::HEIGHT_MAX);
-        self.units() * height * panel::row_bytes_max(self.unit(), digits)
+        let at_once = Isa::ALL.iter().map(|&isa| self.rows_at_once(isa, digits)).max().unwrap_or(0);
+        // The last panel of a group may have one row more than there are rows.
+        self.expanded_bytes() + self.panel_bytes(rows.min(at_once) + GROUPS_MAX, digits)
+    }
+
+    /// Bytes of a panel of this many rows; of several panels with as many rows in all.
+    fn panel_bytes(&self, height: usize, digits: usize) -> usize {
+        self.units() * UnitLayout::new(self.spec, height, digits).bytes
+    }
+
+    /// Bytes of a tile with its codes expanded to bytes.
+    fn expanded_bytes(&self) -> usize {
+        TILE * self.cols
+    }
+
+    /// Rows whose panels are kept at once.
+    fn rows_at_once(&self, isa: Isa, digits: usize) -> usize {
+        let height = dispatch::tallest(isa, digits);
+        height * (PANELS_SHARE / self.panel_bytes(height, digits).max(1)).max(2)
     }
 
     fn units(&self) -> usize {
         self.cols / self.spec.unit()
+    }
+
+    /// Bytes of a tile in memory.
+    fn tile_bytes(&self) -> usize {
+        self.tile_stride
     }
 
     /// Codes of a tile: `[units][code_bytes]`.
@@ -267,24 +295,40 @@ impl Packed {
         assert!(x_rows.end <= layout.rows && tiles.end <= self.tiles(), "{x_rows:?}, {tiles:?} for {self:?}");
         assert!(tail.bias.is_none_or(|bias| bias.len() >= self.rows), "bias for {self:?}");
         debug_assert!(isa.available(), "{isa:?}");
-        if x_rows.is_empty() {
-            return;
-        }
-        let panel = scratch.bytes(self.scratch_bytes(layout.digits, x_rows.len()));
-        let one_block = dispatch::height(x_rows.len(), layout.digits) >= x_rows.len();
-        let step = if one_block { tiles.len() } else { L2_SHARE / self.tile_stride.max(1) }.max(1);
-        for first in tiles.clone().step_by(step) {
-            let tiles = first..tiles.end.min(first + step);
-            let mut row = x_rows.start;
-            while row < x_rows.end {
-                let height = dispatch::height(x_rows.end - row, layout.digits);
-                let rows = row..x_rows.end.min(row + height);
-                row = rows.end;
-                let kernel = dispatch::kernel(isa, self.spec.dtype, layout.digits, height);
-                let call = Call { packed: self, x: *x, rows, tiles: tiles.clone(), out, tail, panel };
-                // SAFETY: the shapes were checked above, the scratch has room for the tallest panel of this size, and
-                // the rest is this function's own contract.
-                unsafe { kernel(&call) };
+        let digits = layout.digits;
+        let bytes = scratch.bytes(self.scratch_bytes(digits, x_rows.len()));
+        let write_panel = dispatch::panel_writer(self.spec.dtype);
+        let mut row = x_rows.start;
+        while row < x_rows.end {
+            // Panels of as many rows as fit, in groups of equal height: the tallest, then what remains.
+            let block = row..x_rows.end.min(row + self.rows_at_once(isa, digits));
+            let mut groups = [None; GROUPS_MAX];
+            let mut used = 0;
+            // SAFETY: `scratch_bytes` counts the expanded tile first.
+            let mut at = unsafe { bytes.add(self.expanded_bytes()) };
+            while row < block.end {
+                let group = dispatch::next_group(isa, block.end - row, digits);
+                groups[used] = Some((group, row, at.cast_const()));
+                used += 1;
+                for first in (0..group.rows).step_by(group.height) {
+                    let rows = row + first..row + group.rows.min(first + group.height);
+                    // SAFETY: the layout was checked above, and scratch has room for the panels of a block.
+                    unsafe {
+                        write_panel(x, rows, group.height, at);
+                        at = at.add(self.panel_bytes(group.height, digits));
+                    }
+                }
+                row += group.rows;
+            }
+            let step = if used == 1 { tiles.len() } else { WEIGHTS_SHARE / self.tile_stride.max(1) }.max(1);
+            for first in tiles.clone().step_by(step) {
+                let tiles = first..tiles.end.min(first + step);
+                for (group, row, panels) in groups.into_iter().flatten() {
+                    let kernel = dispatch::kernel(isa, self.spec.dtype, digits, group);
+                    let (rows, tiles) = (row..row + group.rows, tiles.clone());
+                    // SAFETY: shapes were checked and panels written above; the rest is this function's contract.
+                    unsafe { kernel(&Call { packed: self, panels, rows, tiles, out, tail, bytes }) };
+                }
             }
         }
     }
@@ -307,8 +351,11 @@ impl std::fmt::Debug for Packed {
     }
 }
 
-/// Bytes of weights that are multiplied with all rows before the next are read: they stay in the L2 cache meanwhile.
-const L2_SHARE: usize = 768 << 10;
+/// Bytes of panels that tiles are multiplied with one after the other; they stay in the L2 cache meanwhile.
+const PANELS_SHARE: usize = 1 << 20;
+
+/// Bytes of weights that are multiplied with all groups of panels before the next are read, where there are several.
+const WEIGHTS_SHARE: usize = 256 << 10;
 
 /// A buffer that workers write disjoint parts of.
 #[derive(Clone, Copy)]

@@ -33,11 +33,11 @@ struct Unit {
 /// `scales`, the two sections of the tile.
 pub(super) fn pack_tile(spec: &Spec, rows: &[u8], row_bytes: usize, codes: &mut [u8], scales: &mut [u8]) {
     let block_bytes = spec.dtype.block_bytes();
-    let mut unit =
-        Unit { words: [0; 64], d: [0; 2], min: [0; 2], sub_scales: [0; 16], sub_mins: [0; 16] };
+    let mut unit = Unit { words: [0; 64], d: [0; 2], min: [0; 2], sub_scales: [0; 16], sub_mins: [0; 16] };
     for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
         let order = packed_order(row_bytes / block_bytes);
-        let records = codes.chunks_exact_mut(spec.code_bytes()).zip(scales.chunks_exact_mut(spec.scale_bytes()));
+        let records =
+            codes.chunks_exact_mut(spec.code_bytes()).zip(scales.chunks_exact_mut(spec.scale_bytes()));
         for (u, (codes, scales)) in order.zip(records) {
             read_block(spec.dtype, &row[u * block_bytes..][..block_bytes], &mut unit);
             for (group, words) in codes.chunks_exact_mut(spec.group_bytes()).zip(unit.words.as_chunks().0) {

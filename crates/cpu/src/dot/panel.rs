@@ -1,14 +1,12 @@
 //! The activation panel: a few rows of quantized activations, rearranged unit by unit in packed order, so that a
 //! kernel reads one stream at constant offsets.
 
-use std::marker::PhantomData;
 use std::ops::Range;
 
-use ingle_graph::quantize::Layout;
+use ingle_graph::quantize::{Layout, SUM};
 
-use super::engine::Engine;
 use super::pack::RESIDUES;
-use super::spec::{Format, Min};
+use super::spec::{Format, Spec};
 
 /// Quantized activations `[rows, cols]` in memory (NUMERICS.md section 2).
 #[derive(Clone, Copy, Debug)]
@@ -34,112 +32,150 @@ impl<'a> Activations<'a> {
     }
 }
 
-/// Bytes per panel row and unit, at most: digits, starts and pairs of K formats, a scale.
-pub(super) const fn row_bytes_max(unit: usize, digits: usize) -> usize {
-    if unit == 32 { digits * (32 + 4) + 4 } else { digits * (256 + 4 * 32 + 4 * 8) + 4 }
+/// Where the parts of one unit of a panel are, in bytes. A panel of `height` activation rows has
+/// `v = height * digits` digit rows, the digits of an activation next to each other.
+#[derive(Clone, Copy)]
+pub(super) struct UnitLayout {
+    /// `[starts][v]` i32, after the digits `[unit / 32][v][32]` int8.
+    pub starts: usize,
+    /// `[sums][v]` f32 or pairs of int16.
+    pub sums: usize,
+    /// `[height]` f32.
+    pub scales: usize,
+    /// The next unit.
+    pub bytes: usize,
 }
 
-/// Shape of one unit of a panel of `V` digit rows (`V / D` activation rows of `D` digits each):
-/// digits `[V][unit]` int8; starts `[V][pieces]` i32; sums `[V]` f32 or pairs `[V][pairs]` of int16; scales f32.
-pub(super) struct Panel<S, F, const V: usize, const D: usize>(PhantomData<(S, F)>);
+impl UnitLayout {
+    pub const fn new(spec: &Spec, height: usize, digits: usize) -> Self {
+        let v = height * digits;
+        let starts = v * spec.unit();
+        let sums = starts + 4 * v * spec.starts();
+        let scales = sums + 4 * v * spec.sums();
+        Self { starts, sums, scales, bytes: scales + 4 * height }
+    }
+}
 
-impl<S: Engine, F: Format, const V: usize, const D: usize> Panel<S, F, V, D> {
-    pub const K: bool = F::SPEC.sub != 0;
-    /// Columns per unit.
-    pub const UNIT: usize = F::SPEC.unit();
-    /// Starting values of a digit row: what a sum of products begins with so that codes need no offset.
-    pub const STARTS: usize = match (Self::K, S::WIDE) {
-        (true, true) => F::SPEC.pieces(),
-        (false, _) if F::SPEC.offset != 0 && S::SIGNED_BITS != F::SPEC.bits => 1,
-        _ => 0,
-    };
-    /// `4 *` this is what follows the starts of a digit row.
-    pub const SUMS: usize = if Self::K { F::SPEC.pairs() } else { matches!(F::SPEC.min, Min::Add) as usize };
-    pub const STARTS_AT: usize = V * Self::UNIT;
-    pub const SUMS_AT: usize = Self::STARTS_AT + 4 * V * Self::STARTS;
-    pub const SCALES_AT: usize = Self::SUMS_AT + 4 * V * Self::SUMS;
-    /// Bytes of one unit.
-    pub const BYTES: usize = Self::SCALES_AT + 4 * (V / D);
-
-    /// Writes the panel of `rows`, at most `V / D` of them; missing rows repeat the last one.
-    ///
-    /// # Safety
-    /// `panel` has room for `BYTES` per unit. `rows` is not empty and lies within the layout, whose unit and number
-    /// of digits are the format's and `D`, and whose columns are a multiple of the unit.
-    #[inline(always)]
-    pub unsafe fn write(x: &Activations<'_>, rows: Range<usize>, panel: *mut u8) {
-        let layout = x.layout;
-        let units = layout.cols / Self::UNIT;
-        for r in 0..V / D {
-            let row = (rows.start + r).min(rows.end - 1);
-            for digit in 0..D {
-                let v = r * D + digit;
-                // SAFETY: the layout places units * UNIT digits, units scales and their sums of this row inside
-                // `bytes` (checked by `Activations::new`); v < V and the offsets stay within BYTES per unit.
+/// Writes the panel of `rows`, at most `height` of them; missing rows repeat the last one.
+///
+/// # Safety
+/// `panel` has room for the bytes of [`UnitLayout`] times the units of a row. `rows` is not empty and lies within the
+/// activations' layout, whose unit is the format's, and whose columns are a multiple of the unit.
+pub(super) unsafe fn write<F: Format>(
+    x: &Activations<'_>,
+    rows: Range<usize>,
+    height: usize,
+    panel: *mut u8,
+) {
+    let spec = &const { F::SPEC };
+    let layout = &x.layout;
+    let to = UnitLayout::new(spec, height, layout.digits);
+    let units = layout.cols / spec.unit();
+    let all = height * layout.digits;
+    let mut unit = panel;
+    for residue in 0..RESIDUES {
+        let mut first = residue;
+        while first < units {
+            // A few units at a time: all of their panel stays in cache until every row has been written to it.
+            let count = AT_A_TIME.min((units - first).div_ceil(RESIDUES));
+            for v in 0..all {
+                let (r, digit) = (v / layout.digits, v % layout.digits);
+                let row = (rows.start + r).min(rows.end - 1);
+                // SAFETY: the layout places units * unit digits, units scales and their sums of this row inside `bytes`
+                // (checked by `Activations::new`); every write is to the parts of row r of `count` units of the panel.
                 unsafe {
-                    let digits = x.bytes.as_ptr().add(layout.digit_offset(digit, row));
-                    let sums = x.bytes.as_ptr().add(layout.sum_offset(digit, row)).cast::<i16>();
-                    let scales = x.bytes.as_ptr().add(layout.scale_offset(row)).cast::<f32>();
-                    let mut to = panel;
-                    for residue in 0..RESIDUES {
-                        let mut u = residue;
-                        while u < units {
-                            Self::write_unit(digits.add(u * Self::UNIT), sums.add(u * Self::UNIT / 16), to, v);
-                            if digit == 0 {
-                                let scale = scales.add(u).read_unaligned();
-                                to.add(Self::SCALES_AT).cast::<f32>().add(r).write_unaligned(scale);
-                            }
-                            to = to.add(Self::BYTES);
-                            u += RESIDUES;
+                    let from = x.bytes.as_ptr();
+                    let mut digits = from.add(layout.digit_offset(digit, row) + first * spec.unit());
+                    let mut sums =
+                        from.add(layout.sum_offset(digit, row)).cast::<i16>().add(first * spec.unit() / SUM);
+                    let mut scales = from.add(layout.scale_offset(row)).cast::<f32>().add(first);
+                    let mut unit = unit;
+                    for _ in 0..count {
+                        for group in 0..spec.unit() / 32 {
+                            let to = unit.add((group * all + v) * 32);
+                            std::ptr::copy_nonoverlapping(digits.add(group * 32), to, 32);
                         }
+                        let starts = unit.add(to.starts).cast::<i32>().add(v);
+                        let after = unit.add(to.sums).cast::<i32>().add(v);
+                        write_sums(spec, digits, sums, starts, after, all);
+                        // Both digits of an activation write the same scale.
+                        unit.add(to.scales).cast::<f32>().add(r).write(scales.read());
+                        digits = digits.wrapping_add(RESIDUES * spec.unit());
+                        sums = sums.wrapping_add(RESIDUES * spec.unit() / SUM);
+                        scales = scales.wrapping_add(RESIDUES);
+                        unit = unit.wrapping_add(to.bytes);
                     }
                 }
             }
+            unit = unit.wrapping_add(count * to.bytes);
+            first += count * RESIDUES;
         }
     }
+}
 
-    /// Writes what belongs to digit row `v` of one unit.
-    ///
-    /// # Safety
-    /// `digits` holds UNIT bytes, `sums` UNIT / 16 values, `to` BYTES bytes; `v < V`.
-    #[inline(always)]
-    unsafe fn write_unit(digits: *const u8, sums: *const i16, to: *mut u8, v: usize) {
-        let spec = F::SPEC;
-        // SAFETY: the caller's duty covers all reads; writes are at offsets below BYTES.
-        unsafe {
-            std::ptr::copy_nonoverlapping(digits, to.add(v * Self::UNIT), Self::UNIT);
-            let starts = to.add(Self::STARTS_AT).cast::<i32>().add(v * Self::STARTS);
-            let after = to.add(Self::SUMS_AT).cast::<i32>().add(v * Self::SUMS);
-            let sum = |i: usize| i32::from(sums.add(i).read_unaligned());
-            if !Self::K {
-                let all = sum(0) + sum(1);
-                if Self::STARTS == 1 {
-                    starts.write_unaligned(-spec.offset * all);
-                }
-                if Self::SUMS == 1 {
-                    after.write_unaligned((all as f32).to_bits() as i32);
-                }
-                return;
+/// Units written at a time.
+const AT_A_TIME: usize = 8;
+
+/// Writes starts and sums of one digit row and unit.
+///
+/// # Safety
+/// `digits` holds a unit, `sums` its sums per 16 columns; `starts` and `after` have room for the format's numbers,
+/// `stride` apart.
+#[inline(always)]
+unsafe fn write_sums(
+    spec: &Spec,
+    digits: *const u8,
+    sums: *const i16,
+    starts: *mut i32,
+    after: *mut i32,
+    stride: usize,
+) {
+    // SAFETY: the caller's duty.
+    unsafe {
+        let sum = |i: usize| i32::from(sums.add(i).read());
+        if spec.sub == 0 {
+            let all = sum(0) + sum(1);
+            if spec.starts() == 1 {
+                starts.write(-spec.offset * all);
             }
-            for i in 0..Self::STARTS {
-                let all = match spec.piece_words() {
-                    8 => sum(2 * i) + sum(2 * i + 1),
-                    4 => sum(i),
-                    _ => {
-                        let mut all = 0;
-                        for k in 0..8 {
-                            all += i32::from(digits.cast::<i8>().add(8 * i + k).read());
-                        }
-                        all
-                    }
-                };
-                starts.add(i).write_unaligned(-spec.center() * all);
+            if spec.sums() == 1 {
+                after.write((all as f32).to_bits() as i32);
             }
-            for i in 0..Self::SUMS {
-                let of = |j: usize| if spec.sub == 32 { sum(2 * j) + sum(2 * j + 1) } else { sum(j) };
-                let pair = of(2 * i) & 0xFFFF | of(2 * i + 1) << 16;
-                after.add(i).write_unaligned(pair);
-            }
+            return;
+        }
+        for i in 0..spec.starts() {
+            let all = match spec.piece_words() {
+                8 => sum(2 * i) + sum(2 * i + 1),
+                4 => sum(i),
+                _ => sum_of_8(digits.add(8 * i).cast::<u64>().read_unaligned()),
+            };
+            starts.add(i * stride).write(-spec.center() * all);
+        }
+        for i in 0..spec.sums() {
+            let of = |j: usize| if spec.sub == 32 { sum(2 * j) + sum(2 * j + 1) } else { sum(j) };
+            after.add(i * stride).write(of(2 * i) & 0xFFFF | of(2 * i + 1) << 16);
+        }
+    }
+}
+
+/// The sum of the eight signed bytes of a word.
+#[inline(always)]
+fn sum_of_8(word: u64) -> i32 {
+    const EVEN: u64 = 0x00FF_00FF_00FF_00FF;
+    let biased = word ^ 0x8080_8080_8080_8080;
+    let pairs = (biased & EVEN) + (biased >> 8 & EVEN);
+    (pairs.wrapping_mul(0x0001_0001_0001_0001) >> 48) as i32 - 8 * 128
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_summed_with_their_signs() {
+        for bytes in [[-128i8; 8], [127; 8], [1, -2, 3, -4, 5, -6, 7, -128], [0; 8]] {
+            let word = u64::from_le_bytes(bytes.map(|b| b as u8));
+            assert_eq!(sum_of_8(word), bytes.iter().map(|&b| i32::from(b)).sum::<i32>());
         }
     }
 }

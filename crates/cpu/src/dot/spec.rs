@@ -91,6 +91,26 @@ impl Spec {
         self.unit() / 4 / self.piece_words()
     }
 
+    /// Starting values in a panel, per digit row and unit: what a sum of products begins with so that codes need no
+    /// offset; one for each piece with sub-scales, else one for the unit, none if codes are weights.
+    pub const fn starts(&self) -> usize {
+        match (self.sub, self.offset) {
+            (0, 0) => 0,
+            (0, _) => 1,
+            _ => self.pieces(),
+        }
+    }
+
+    /// Sums of activations in a panel, per digit row and unit: f32 of the whole unit for a minimum, pairs of int16
+    /// per sub-scale.
+    pub const fn sums(&self) -> usize {
+        match (self.sub, self.min) {
+            (0, Min::None) => 0,
+            (0, _) => 1,
+            _ => self.pairs(),
+        }
+    }
+
     /// The middle of the code's range.
     pub const fn center(&self) -> i32 {
         1 << (self.bits - 1)
