@@ -1,0 +1,46 @@
+//! Whole models: closeness to the original (`verify`), the same bits on every path, and replies that do not depend on
+//! how they were computed.
+
+mod contract;
+mod engine;
+mod faults;
+mod plans;
+mod verify;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ingle_engine::runner::{Runner, kv_plan};
+use ingle_graph::{Backend, PlanOptions};
+use ingle_models::Model;
+use ingle_tensor::Checkpoint;
+
+/// Path of a fixture.
+pub fn fixture(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(path)
+}
+
+/// A fixture's checkpoint.
+pub fn checkpoint(path: &str) -> Arc<Checkpoint> {
+    Arc::new(Checkpoint::open(&fixture(path)).unwrap_or_else(|e| panic!("{path}: {e}")))
+}
+
+/// A fixture loaded on `backend` with room for `sequences` sequences of 256 tokens.
+pub fn runner(path: &str, backend: Box<dyn Backend>, options: PlanOptions, sequences: usize) -> Runner {
+    let checkpoint = checkpoint(path);
+    let model = Arc::new(Model::open(&checkpoint).unwrap_or_else(|e| panic!("{path}: {e}")));
+    Runner::new(backend, model, checkpoint, options, kv_plan(256, sequences))
+        .unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+/// Models that between them have every family, source and kind of format.
+pub const MODELS: &[&str] = &[
+    "models/llama",
+    "models/llama_tied_bias",
+    "models/qwen2",
+    "models/gemma3_text",
+    "gguf/llama-s1/model-legacy.gguf",
+    "gguf/llama_yarn-s1/model-q8_0.gguf",
+    "gguf/qwen3-s1-wide/model-q4_k_m.gguf",
+    "gguf/gemma3_text-s1/model-q8_0.gguf",
+];

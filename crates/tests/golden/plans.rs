@@ -1,0 +1,149 @@
+//! Every switch is part of the plan key, both ways, and no fusion changes a bit.
+
+use std::collections::HashSet;
+
+use ingle_engine::batch::{self, Part};
+use ingle_graph::options::{FloatArithmetic, Placement};
+use ingle_graph::reference::Interpreter;
+use ingle_graph::{Activations, Bucket, Inputs, KvType, Numerics, PlanKey, PlanOptions, dump, passes};
+use ingle_models::Model;
+
+use super::{MODELS, checkpoint, runner};
+use crate::devices;
+
+/// A field of the options with its default and another value.
+struct Field {
+    name: &'static str,
+    default: fn(&mut PlanOptions),
+    other: fn(&mut PlanOptions),
+}
+
+macro_rules! fields {
+    ($($name:ident: $default:expr, $other:expr;)+) => {
+        // Destructured in full: a new field does not compile until it has a row here.
+        #[allow(dead_code)]
+        fn exhaustive(options: PlanOptions) {
+            let PlanOptions { float: FloatArithmetic::F32x32, $($name: _),+ } = options;
+        }
+        const FIELDS: &[Field] = &[$(Field {
+            name: stringify!($name),
+            default: |o| o.$name = $default,
+            other: |o| o.$name = $other,
+        }),+];
+    };
+}
+
+// `float` has one value so far; the pattern above stops compiling when it gets a second.
+fields! {
+    numerics: Numerics::Fast, Numerics::Exact;
+    activations: Activations::Int8, Activations::Int16;
+    kv: KvType::F16, KvType::F32;
+    fuse_qkv: true, false;
+    fuse_gate_up: true, false;
+    fuse_quantize: true, false;
+    fuse_rope_store: true, false;
+    fuse_residual: true, false;
+    taps: false, true;
+    placement: Placement { first: Vec::from([0]) }, Placement { first: Vec::from([0, 1]) };
+}
+
+fn gates() -> impl Iterator<Item = &'static Field> {
+    FIELDS.iter().filter(|f| f.name.starts_with("fuse_"))
+}
+
+#[test]
+fn each_field_flips_the_key_both_ways() {
+    let bucket = Bucket::holding(1, 1, 1);
+    let key = |options: &PlanOptions| PlanKey { bucket, options: options.clone() };
+    let default = PlanOptions::default();
+    let mut opposite = default.clone();
+    FIELDS.iter().for_each(|f| (f.other)(&mut opposite));
+    let mut keys = HashSet::from([key(&default), key(&opposite)]);
+    for field in FIELDS {
+        let mut options = default.clone();
+        (field.other)(&mut options);
+        assert!(keys.insert(key(&options)), "{}: the other value has the default's key", field.name);
+        (field.default)(&mut options);
+        assert_eq!(key(&options), key(&default), "{}: set and set back", field.name);
+        let mut options = opposite.clone();
+        (field.default)(&mut options);
+        assert!(keys.insert(key(&options)), "{}: the default value has the other's key", field.name);
+        (field.other)(&mut options);
+        assert_eq!(key(&options), key(&opposite), "{}: set back and set", field.name);
+    }
+    for bucket in [Bucket::holding(2, 1, 1), Bucket::holding(1, 2, 1), Bucket::holding(1, 1, 2)] {
+        assert!(keys.insert(PlanKey { bucket, options: default.clone() }));
+    }
+}
+
+/// Each fusion gate changes the program it is meant to change: fewer steps with it than without.
+#[test]
+fn each_gate_has_an_effect() {
+    let checkpoint = checkpoint("gguf/llama-s1/model-legacy.gguf");
+    let model = Model::open(&checkpoint).expect("a fixture");
+    let bucket = Bucket::holding(8, 1, 1);
+    let steps = |options: PlanOptions| {
+        let program = passes::compile(&model.graph, &PlanKey { bucket, options }).expect("compiles");
+        let text = dump::program_text(&program);
+        assert_eq!(text.lines().count(), program.steps().count() + 1 + program.segments.len());
+        program.steps().count()
+    };
+    let fused = steps(PlanOptions::default());
+    for gate in gates() {
+        let mut options = PlanOptions::default();
+        (gate.other)(&mut options);
+        assert!(steps(options) > fused, "{}: no step more without it", gate.name);
+    }
+    assert!(steps(PlanOptions::default().unfused()) > fused);
+}
+
+/// Logits of a prompt of 40 tokens and of three steps of decoding after it.
+fn logits(runner: &mut ingle_engine::runner::Runner) -> Vec<u32> {
+    let tokens: Vec<u32> = (0..43).map(|i| (i * 37 + 11) % 500).collect();
+    let pages: Vec<u32> = (1..9).collect();
+    let mut inputs = Inputs::default();
+    let mut bits = Vec::new();
+    for (computed, n) in [(0, 40), (40, 1), (41, 1), (42, 1)] {
+        let part = Part { tokens: &tokens, computed, n, pages: &pages, all_rows: true };
+        batch::fill(&mut inputs, &[part], pages.len());
+        runner.run(&inputs).expect("runs");
+        bits.extend(runner.output("logits").expect("logits").iter().map(|x| x.to_bits()));
+    }
+    bits
+}
+
+#[test]
+fn fused_equals_unfused() {
+    for path in MODELS {
+        let want = logits(&mut runner(path, Box::new(Interpreter::new()), PlanOptions::default(), 1));
+        assert!(want.iter().any(|&b| f32::from_bits(b).abs() > 1.0), "{path}: empty logits");
+        for device in devices().into_iter().rev().filter_map(|d| d.open().map(|_| d)).take(1) {
+            let arm = |options: PlanOptions| {
+                logits(&mut runner(path, device.open().expect("opened before"), options, 1))
+            };
+            assert!(arm(PlanOptions::default()) == want, "{path}: {device} differs from the reference");
+            assert!(arm(PlanOptions::default().unfused()) == want, "{path}: {device}, unfused");
+            for gate in gates() {
+                let mut options = PlanOptions::default();
+                (gate.other)(&mut options);
+                assert!(arm(options) == want, "{path}: {device} without {}", gate.name);
+            }
+        }
+    }
+}
+
+/// A program split over two devices runs copies between its segments and gives the same bits.
+#[test]
+fn split_over_devices_equals_whole() {
+    for path in ["models/llama", "gguf/llama-s1/model-legacy.gguf", "gguf/gemma3_text-s1/model-q8_0.gguf"] {
+        let want = logits(&mut runner(path, Box::new(Interpreter::new()), PlanOptions::default(), 1));
+        for first in [vec![0, 1], vec![0, 1, 2], vec![0, 2]] {
+            let options =
+                PlanOptions { placement: Placement { first: first.clone() }, ..PlanOptions::default() };
+            let mut split = runner(path, Box::new(Interpreter::new()), options, 1);
+            let program = split.prepare(Bucket::holding(1, 1, 1)).expect("compiles");
+            assert_eq!(program.segments.len(), first.len());
+            assert!(logits(&mut split) == want, "{path}: split at {first:?}");
+        }
+    }
+}

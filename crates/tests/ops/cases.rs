@@ -1,0 +1,185 @@
+//! The table.
+
+use std::fmt;
+
+use ingle_graph::op::RopeStyle;
+use ingle_graph::{Activation, Activations, KvType};
+use ingle_tensor::{DType, quant};
+
+/// One row of the table. `rows` is the number of token rows of the step under test.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Case {
+    /// A product with a weight `[n, k]`.
+    Linear {
+        rows: usize,
+        dtype: DType,
+        n: usize,
+        k: usize,
+        bias: bool,
+        residual: bool,
+        activations: Activations,
+    },
+    Embed {
+        rows: usize,
+        dtype: DType,
+        cols: usize,
+        scale: f32,
+    },
+    /// With `feeds`, the result also feeds a product of this format, so it is quantized on the way out.
+    Norm {
+        rows: usize,
+        cols: usize,
+        group: usize,
+        feeds: Option<DType>,
+    },
+    Glu {
+        rows: usize,
+        cols: usize,
+        act: Activation,
+        feeds: Option<DType>,
+    },
+    Add {
+        rows: usize,
+        cols: usize,
+    },
+    Scale {
+        rows: usize,
+        cols: usize,
+    },
+    Softcap {
+        rows: usize,
+        cols: usize,
+    },
+    Rope {
+        rows: usize,
+        heads: usize,
+        head_dim: usize,
+        pairs: usize,
+        style: RopeStyle,
+    },
+    TakeRows {
+        rows: usize,
+        cols: usize,
+    },
+    /// `past` positions are stored by earlier steps; then `rows` rows attend, as one sequence or as `rows` of them.
+    Attention {
+        rows: usize,
+        past: usize,
+        apart: bool,
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        kv: KvType,
+        window: Option<usize>,
+        softcap: Option<f32>,
+    },
+}
+
+impl Case {
+    /// Token rows of the step under test.
+    pub fn rows(&self) -> usize {
+        match *self {
+            Case::Linear { rows, .. }
+            | Case::Embed { rows, .. }
+            | Case::Norm { rows, .. }
+            | Case::Glu { rows, .. }
+            | Case::Add { rows, .. }
+            | Case::Scale { rows, .. }
+            | Case::Softcap { rows, .. }
+            | Case::Rope { rows, .. }
+            | Case::TakeRows { rows, .. }
+            | Case::Attention { rows, .. } => rows,
+        }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// Rows every op is run with.
+const ROWS: [usize; 4] = [1, 2, 7, 64];
+
+/// All cases.
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let floats = [DType::F32, DType::F16, DType::BF16];
+    let formats: Vec<DType> = quant::FORMATS.iter().map(|f| f.dtype).collect();
+    for rows in ROWS {
+        for &dtype in &floats {
+            for (n, k) in [(1, 1), (3, 31), (17, 33), (40, 96), (5, 300)] {
+                let activations = Activations::Int8;
+                let (bias, residual) = (k == 96, n == 17);
+                cases.push(Case::Linear { rows, dtype, n, k, bias, residual, activations });
+            }
+            cases.push(Case::Embed { rows, dtype, cols: 33, scale: 1.0 });
+        }
+        for &dtype in &formats {
+            let unit = dtype.block_len();
+            for (n, units) in [(1, 1usize), (15, 2), (16, 7), (17, 8), (33, 9), (64, 18)] {
+                let k = unit * if unit == 32 { units } else { units.div_ceil(4) };
+                for activations in [Activations::Int8, Activations::Int16, Activations::F32] {
+                    if activations != Activations::Int8 && n != 17 {
+                        continue;
+                    }
+                    let (bias, residual) = (n == 33, n == 64);
+                    cases.push(Case::Linear { rows, dtype, n, k, bias, residual, activations });
+                }
+            }
+            cases.push(Case::Embed { rows, dtype, cols: unit, scale: 3.7 });
+        }
+        for (cols, group) in [(5, 5), (64, 64), (300, 300), (96, 32), (576, 576), (1024, 256), (2064, 2064)] {
+            cases.push(Case::Norm { rows, cols, group, feeds: None });
+        }
+        for feeds in [DType::Q8_0, DType::Q4K] {
+            cases.push(Case::Norm { rows, cols: 512, group: 512, feeds: Some(feeds) });
+            cases.push(Case::Glu { rows, cols: 768, act: Activation::Silu, feeds: Some(feeds) });
+        }
+        for act in [Activation::Silu, Activation::GeluTanh, Activation::GeluErf] {
+            cases.push(Case::Glu { rows, cols: 67, act, feeds: None });
+        }
+        for cols in [1, 67, 640] {
+            cases.push(Case::Add { rows, cols });
+            cases.push(Case::Scale { rows, cols });
+            cases.push(Case::Softcap { rows, cols });
+            cases.push(Case::TakeRows { rows, cols });
+        }
+        for style in [RopeStyle::Half, RopeStyle::Interleaved] {
+            for (heads, head_dim, pairs) in [(1, 2, 1), (3, 64, 32), (2, 96, 24), (4, 256, 128)] {
+                cases.push(Case::Rope { rows, heads, head_dim, pairs, style });
+            }
+        }
+        for (past, head_dim, heads, kv_heads) in [
+            (0, 64, 3, 1),
+            (5, 64, 9, 3),
+            (255, 32, 4, 2),
+            (300, 256, 4, 1),
+            (515, 128, 2, 2),
+            (40, 80, 6, 2),
+        ] {
+            for kv in [KvType::F16, KvType::F32, KvType::BF16, KvType::Q8_0] {
+                for (window, softcap) in [(None, None), (Some(37), None), (None, Some(30.0))] {
+                    let rare = window.is_some() || softcap.is_some();
+                    if (kv != KvType::F16 && (rare || past > 300)) || (rare && rows == 2) {
+                        continue;
+                    }
+                    let apart = rows == 7;
+                    cases.push(Case::Attention {
+                        rows,
+                        past,
+                        apart,
+                        heads,
+                        kv_heads,
+                        head_dim,
+                        kv,
+                        window,
+                        softcap,
+                    });
+                }
+            }
+        }
+    }
+    cases
+}

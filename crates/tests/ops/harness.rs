@@ -1,0 +1,314 @@
+//! A case becomes a small graph over a small file: values enter through embedding tables whose rows are the inputs, so
+//! that every backend runs the same program through the same four verbs.
+
+use std::sync::Arc;
+
+use ingle_graph::op::{AttentionSpec, RopeSpec};
+use ingle_graph::{
+    Backend, Bucket, Builder, Graph, Inputs, KvPlan, PAGE, PlanKey, PlanOptions,
+    ValueId, passes,
+};
+use ingle_tensor::{Checkpoint, DType, gguf, quant};
+
+use super::cases::Case;
+use ingle_tests::Random;
+
+/// Rows of every input table.
+const TABLE: usize = 1024;
+
+/// A case made ready: a file, a graph, options, and the steps to run.
+pub struct Rig {
+    checkpoint: Arc<Checkpoint>,
+    graph: Graph,
+    options: PlanOptions,
+    steps: Vec<Inputs>,
+    kv: KvPlan,
+    _file: tempfile::NamedTempFile,
+}
+
+/// Values with the edges an op must get right: zeros, tiny, large, and now and then a row that is not finite.
+fn inputs(random: &mut Random, rows: usize, cols: usize, wild: bool) -> Vec<f32> {
+    let mut x: Vec<f32> = (0..rows * cols).map(|_| random.normal() * 2.0).collect();
+    if wild {
+        for (row, x) in x.chunks_mut(cols).enumerate() {
+            match row % 16 {
+                3 => x.fill(0.0),
+                5 => x.iter_mut().for_each(|x| *x *= 1e-36),
+                6 => x.iter_mut().for_each(|x| *x *= 1e30),
+                9 => x[random.below(cols)] = f32::NAN,
+                11 => x[random.below(cols)] = f32::INFINITY,
+                12 => x.iter_mut().for_each(|x| *x = -0.0 * x.signum()),
+                13 => x[random.below(cols)] *= 1e4,
+                _ => {}
+            }
+        }
+    }
+    x
+}
+
+/// Random bytes of a tensor: encoded normal values for floats, random blocks with sane scales for the others.
+pub fn tensor_bytes(random: &mut Random, dtype: DType, rows: usize, cols: usize) -> Vec<u8> {
+    let values: Vec<f32> = (0..rows * cols).map(|_| random.normal() * 0.5).collect();
+    let mut out = vec![0u8; dtype.row_bytes(cols).expect("whole blocks") * rows];
+    let row_bytes = out.len() / rows;
+    for (x, out) in values.chunks(cols).zip(out.chunks_mut(row_bytes)) {
+        assert!(quant::encode_row(dtype, x, out), "{dtype} has no encoder");
+    }
+    out
+}
+
+/// File under construction.
+struct Draft {
+    random: Random,
+    tensors: Vec<(String, DType, Vec<usize>, Vec<u8>)>,
+}
+
+impl Draft {
+    fn add(&mut self, name: &str, dtype: DType, shape: &[usize]) {
+        let (rows, cols) = (shape[..shape.len() - 1].iter().product(), shape[shape.len() - 1]);
+        let bytes = tensor_bytes(&mut self.random, dtype, rows, cols);
+        self.tensors.push((name.into(), dtype, shape.into(), bytes));
+    }
+
+    /// A table of inputs.
+    fn table(&mut self, name: &str, cols: usize, wild: bool) {
+        let x = inputs(&mut self.random, TABLE, cols, wild);
+        let bytes = x.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.tensors.push((name.into(), DType::F32, vec![TABLE, cols], bytes));
+    }
+
+    fn write(&self) -> (tempfile::NamedTempFile, Arc<Checkpoint>) {
+        let mut writer = gguf::Writer::new();
+        writer.set("general.architecture", "case").expect("a fresh key");
+        for (name, dtype, shape, bytes) in &self.tensors {
+            writer.tensor(name, *dtype, shape, bytes.as_slice()).expect("a fresh tensor");
+        }
+        let file = tempfile::Builder::new().suffix(".gguf").tempfile().expect("a temporary file");
+        writer.write(&mut file.as_file()).expect("room for a small file");
+        let checkpoint = Checkpoint::open(file.path()).expect("the file just written");
+        (file, Arc::new(checkpoint))
+    }
+}
+
+/// One sequence's step: `n` tokens from position `past` on, reading rows `first..` of the tables.
+fn step(parts: &[(usize, usize, usize, usize)], stride: usize) -> Inputs {
+    let mut inputs = Inputs { table_stride: stride, ..Inputs::default() };
+    for &(sequence, past, n, first) in parts {
+        while inputs.tables.len() < (sequence + 1) * stride {
+            // Pages of a sequence are scattered: 1 + sequence, then every few pages on.
+            let s = inputs.tables.len() / stride;
+            let parts = parts.len().max(1);
+            inputs.tables.extend((0..stride).map(|p| (1 + s + p * parts) as u32));
+        }
+        for i in 0..n {
+            let position = past + i;
+            let page = inputs.tables[sequence * stride + position / PAGE];
+            inputs.wanted.push(inputs.tokens.len() as u32);
+            inputs.tokens.push(((first + i) % TABLE) as u32);
+            inputs.positions.push(position as u32);
+            inputs.cells.push(page * PAGE as u32 + (position % PAGE) as u32);
+            inputs.sequences.push(sequence as u32);
+        }
+    }
+    inputs
+}
+
+impl Rig {
+    /// Makes a case ready; the same case always gives the same rig.
+    pub fn new(case: &Case) -> Self {
+        let mut draft = Draft { random: Random::new(7), tensors: Vec::new() };
+        let mut options = PlanOptions::default();
+        let rows = case.rows();
+        let mut steps = vec![step(&[(0, 0, rows, 0)], 4)];
+        let mut pages = 64;
+        match *case {
+            Case::Linear { dtype, n, k, activations, .. } => {
+                draft.table("x", k, true);
+                draft.table("r", n, false);
+                draft.add("w", dtype, &[n, k]);
+                draft.add("b", DType::F32, &[n]);
+                options.activations = activations;
+            }
+            Case::Embed { dtype, cols, .. } => draft.add("x", dtype, &[TABLE, cols]),
+            Case::Norm { cols, group, feeds, .. } => {
+                draft.table("x", cols, true);
+                draft.add("w", DType::F32, &[group]);
+                draft.add("m", feeds.unwrap_or(DType::F32), &[19, cols]);
+            }
+            Case::Glu { cols, feeds, .. } => {
+                draft.table("x", cols, true);
+                draft.table("y", cols, true);
+                draft.add("m", feeds.unwrap_or(DType::F32), &[19, cols]);
+            }
+            Case::Add { cols, .. } => {
+                draft.table("x", cols, true);
+                draft.table("y", cols, true);
+            }
+            Case::Scale { cols, .. } | Case::Softcap { cols, .. } | Case::TakeRows { cols, .. } => {
+                draft.table("x", cols, true);
+            }
+            Case::Rope { heads, head_dim, .. } => {
+                draft.table("x", heads * head_dim, true);
+                // Far and scattered positions.
+                for (row, position) in steps[0].positions.iter_mut().enumerate() {
+                    *position = (row as u32 * 37) % 128;
+                }
+            }
+            Case::Attention { past, apart, heads, kv_heads, head_dim, kv, .. } => {
+                draft.table("q", heads * head_dim, false);
+                draft.table("k", kv_heads * head_dim, false);
+                draft.table("v", kv_heads * head_dim, false);
+                options.kv = kv;
+                let stride = (past + rows).div_ceil(PAGE) + 1;
+                // As one sequence, or as `rows` sequences of lengths that differ.
+                let lengths: Vec<usize> =
+                    if apart { (0..rows).map(|i| past * (i + 1) / rows).collect() } else { vec![past] };
+                let last = if apart { 1 } else { rows };
+                steps.clear();
+                let mut done = vec![0; lengths.len()];
+                while done != lengths {
+                    let parts: Vec<_> = (0..lengths.len())
+                        .map(|s| (s, done[s], (lengths[s] - done[s]).min(64), s * 131 + done[s]))
+                        .collect();
+                    steps.push(step(&parts, stride));
+                    done.iter_mut().zip(&parts).for_each(|(d, p)| *d += p.2);
+                }
+                let parts: Vec<_> =
+                    (0..lengths.len()).map(|s| (s, done[s], last, s * 131 + done[s])).collect();
+                steps.push(step(&parts, stride));
+                pages = 2 + stride * lengths.len();
+            }
+        }
+        let (file, checkpoint) = draft.write();
+        let graph = graph(case, &checkpoint);
+        let kv = KvPlan { pages, context: TABLE };
+        Self { checkpoint, graph, options, steps, kv, _file: file }
+    }
+
+    /// Runs all steps; the outputs of every step, in order.
+    pub fn run(&self, mut backend: Box<dyn Backend>) -> Vec<Vec<f32>> {
+        backend
+            .load(&self.graph, self.checkpoint.clone(), &self.options, self.kv)
+            .expect("the device loads the case");
+        let mut outputs = Vec::new();
+        for inputs in &self.steps {
+            let sequences = inputs.tables.len() / inputs.table_stride;
+            let bucket = Bucket::holding(inputs.tokens.len(), sequences, inputs.wanted.len());
+            let key = PlanKey { bucket, options: self.options.clone() };
+            let program = Arc::new(passes::compile(&self.graph, &key).expect("the case compiles"));
+            let n = program.outputs.len();
+            let prepared = backend.prepare(program).expect("the device prepares the case");
+            backend.run(prepared, inputs).expect("the device runs the case");
+            for output in 0..n {
+                outputs.push(backend.read(prepared, output).expect("the run's outputs").to_vec());
+            }
+        }
+        outputs
+    }
+}
+
+fn graph(case: &Case, checkpoint: &Checkpoint) -> Graph {
+    let mut b = Builder::new(checkpoint);
+    let enter = |b: &mut Builder<'_>, name: &str, cols: usize| b.embed(name, TABLE, cols, 1.0);
+    // A value that also feeds a product is quantized; its f32 result stays visible too.
+    let feed = |b: &mut Builder<'_>, y: ValueId, cols: usize, feeds: Option<DType>| {
+        if feeds.is_some() {
+            let m = b.matrix("m", 19, cols);
+            let z = b.linear("m", y, m, None);
+            b.output("z", z);
+        }
+        y
+    };
+    b.set_layer(Some(0));
+    let y = match *case {
+        Case::Linear { n, k, bias, residual, .. } => {
+            let x = enter(&mut b, "x", k);
+            let (w, bias) = (b.matrix("w", n, k), bias.then(|| b.vector("b", n, 0.0)));
+            let y = b.linear("y", x, w, bias);
+            if residual {
+                let r = enter(&mut b, "r", n);
+                b.add("sum", r, y)
+            } else {
+                y
+            }
+        }
+        Case::Embed { cols, scale, .. } => b.embed("x", TABLE, cols, scale),
+        Case::Norm { cols, group, feeds, .. } => {
+            let x = enter(&mut b, "x", cols);
+            let w = b.vector("w", group, 0.0);
+            let y = b.rms_norm("y", x, w, 1e-5);
+            feed(&mut b, y, cols, feeds)
+        }
+        Case::Glu { cols, act, feeds, .. } => {
+            let (x, y) = (enter(&mut b, "x", cols), enter(&mut b, "y", cols));
+            let y = b.glu("glu", act, x, y);
+            feed(&mut b, y, cols, feeds)
+        }
+        Case::Add { cols, .. } => {
+            let (x, y) = (enter(&mut b, "x", cols), enter(&mut b, "y", cols));
+            b.add("sum", x, y)
+        }
+        Case::Scale { cols, .. } => {
+            let x = enter(&mut b, "x", cols);
+            b.scale("scaled", x, 0.3)
+        }
+        Case::Softcap { cols, .. } => {
+            let x = enter(&mut b, "x", cols);
+            b.softcap("capped", x, 2.5)
+        }
+        Case::TakeRows { cols, .. } => {
+            let x = enter(&mut b, "x", cols);
+            b.take_rows(x)
+        }
+        Case::Rope { heads, head_dim, pairs, style, .. } => {
+            let inv_freq = (0..pairs).map(|i| (10000f64.powf(-(i as f64) / pairs as f64)) as f32).collect();
+            let rope = b.rope_table(RopeSpec { style, inv_freq, scale: 1.25 });
+            let x = enter(&mut b, "x", heads * head_dim);
+            b.rope("rotated", x, rope, head_dim)
+        }
+        Case::Attention { heads, kv_heads, head_dim, window, softcap, .. } => {
+            let q = enter(&mut b, "q", heads * head_dim);
+            let k = enter(&mut b, "k", kv_heads * head_dim);
+            let v = enter(&mut b, "v", kv_heads * head_dim);
+            let layer = b.kv_layer(kv_heads, head_dim);
+            let inv_freq = (0..head_dim / 2).map(|i| 1.0 / (1.0 + i as f32)).collect();
+            let rope =
+                b.rope_table(RopeSpec { style: ingle_graph::op::RopeStyle::Half, inv_freq, scale: 1.0 });
+            let q = b.rope("rope_q", q, rope, head_dim);
+            let k = b.rope("rope_k", k, rope, head_dim);
+            b.kv_store(layer, k, v);
+            let scale = 1.0 / (head_dim as f32).sqrt();
+            b.attention(q, AttentionSpec { layer, heads, kv_heads, head_dim, scale, window, softcap })
+        }
+    };
+    b.output("y", y);
+    b.finish().expect("a well-formed case")
+}
+
+/// First place where two lists of outputs differ.
+pub struct Difference {
+    pub at: String,
+    pub got: f32,
+    pub want: f32,
+}
+
+/// Compares as bits, with NaN payloads canonical.
+pub fn bits_equal(got: &[Vec<f32>], want: &[Vec<f32>]) -> Option<Difference> {
+    let canonical = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
+    if got.len() != want.len() {
+        let at = format!("{} outputs instead of {}", got.len(), want.len());
+        return Some(Difference { at, got: f32::NAN, want: f32::NAN });
+    }
+    for (o, (got, want)) in got.iter().zip(want).enumerate() {
+        if got.len() != want.len() {
+            let at = format!("output {o}: {} elements instead of {}", got.len(), want.len());
+            return Some(Difference { at, got: f32::NAN, want: f32::NAN });
+        }
+        for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
+            if canonical(got) != canonical(want) {
+                return Some(Difference { at: format!("output {o} element {i}"), got, want });
+            }
+        }
+    }
+    None
+}

@@ -1,1 +1,0 @@
-//! Integration tests: golden replies and the op case table.

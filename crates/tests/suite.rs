@@ -1,0 +1,39 @@
+//! One integration crate: `ops` compares every op with the scalar reference as bits; `golden` runs whole models.
+
+mod golden;
+mod ops;
+
+use std::fmt;
+
+use ingle_cpu::{Cpu, CpuOptions, Isa};
+use ingle_graph::Backend;
+
+/// A path of a device that the suite asks for.
+#[derive(Clone, Copy)]
+pub struct Device {
+    isa: Isa,
+    threads: usize,
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cpu {} x{}", self.isa.name(), self.threads)
+    }
+}
+
+impl Device {
+    /// An empty backend on this path; `None` where the machine lacks it.
+    pub fn open(&self) -> Option<Box<dyn Backend>> {
+        self.isa.available().then(|| cpu(self.threads, Some(self.isa)))
+    }
+}
+
+/// The host, on the path it would choose or on the one asked for.
+pub fn cpu(threads: usize, isa: Option<Isa>) -> Box<dyn Backend> {
+    Box::new(Cpu::new(&CpuOptions { threads, isa }).expect("a path the machine has"))
+}
+
+/// Every path of every device, with one thread and with two.
+pub fn devices() -> Vec<Device> {
+    Isa::ALL.iter().flat_map(|&isa| [1, 2].map(|threads| Device { isa, threads })).collect()
+}
