@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use ingle_graph::backend::PathCount;
-use ingle_graph::op::WeightId;
+use ingle_graph::op::{Elem, WeightId};
 use ingle_graph::{
     Activations, Backend, Bucket, Error, Graph, Inputs, KvPlan, KvType, Op, PlanOptions, Prepared, Program,
     Result, Rows, Step, StepTime,
@@ -156,6 +156,7 @@ fn path_name(step: &Step, weights: &Weights, isa: Isa) -> String {
         Op::Linear { parts, .. } if parts.iter().any(|part| packed(part.weight)) => {
             format!("linear.mixed.{isa}")
         }
+        Op::Linear { .. } if step.inputs.iter().any(|x| x.ty().elem != Elem::F32) => "linear.int.view".into(),
         Op::Linear { .. } => format!("linear.f32x32.{isa}"),
         op => format!("{}.{isa}", op.name()),
     }

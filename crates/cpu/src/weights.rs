@@ -6,15 +6,15 @@ use ingle_graph::op::{Weight, WeightUse};
 use ingle_graph::{Activations, Error, Graph, Result, WeightId};
 use ingle_tensor::{Checkpoint, TensorInfo, quant};
 
-use crate::dot::Packed;
+use crate::dot::{PackError, Packed};
 use crate::threads::Team;
 
 /// One weight.
 enum Stored {
     /// A quantized matrix for integer products. Its pages of the file are no longer needed.
     Packed(Packed),
-    /// Rows as the file has them: matrices of floats, tables of which rows are looked up, and quantized matrices whose
-    /// rows are decoded before each use.
+    /// Rows as the file has them: matrices of floats, tables of which rows are looked up, quantized matrices whose rows
+    /// are decoded before each use, and those of formats without a packed form.
     Mapped(TensorInfo),
     /// A vector, widened to f32, offset added.
     Vector(Vec<f32>),
@@ -60,9 +60,15 @@ impl Weights {
                     Stored::Vector(x)
                 }
                 WeightUse::Matrix if weight.unit().is_some() && activations != Activations::F32 => {
-                    let packed = Packed::new(weight.dtype, weight.rows, weight.cols, data, team);
-                    checkpoint.release(tensor);
-                    Stored::Packed(packed.map_err(|error| bad(error.to_string()))?)
+                    match Packed::new(weight.dtype, weight.rows, weight.cols, data, team) {
+                        Ok(packed) => {
+                            checkpoint.release(tensor);
+                            Stored::Packed(packed)
+                        }
+                        // Read through the format's integer view.
+                        Err(PackError::Type(_)) => Stored::Mapped(tensor.clone()),
+                        Err(error) => return Err(bad(error.to_string())),
+                    }
                 }
                 WeightUse::Matrix | WeightUse::Rows => Stored::Mapped(tensor.clone()),
             });

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use ingle_graph::reference::int_dot;
 use ingle_tensor::{DType, quant};
 
 use super::{Frame, Part, Scratch, Value};
@@ -67,6 +68,26 @@ fn product(
     let outputs = tiles.start * TILE..weight.rows.min(tiles.end * TILE);
     let row_bytes = weight.bytes() / weight.rows;
     let bytes = &frame.weights.bytes(part.weight)[outputs.start * row_bytes..outputs.end * row_bytes];
+    if let (Some(layout), Some(format)) = (part.x.layout, quant::format(weight.dtype)) {
+        // SAFETY: the value's bytes, which no task of this step writes.
+        let x = unsafe { std::slice::from_raw_parts(part.x.bytes(frame), layout.bytes()) };
+        for (n, bytes) in outputs.zip(bytes.chunks(row_bytes)) {
+            for row in rows.clone() {
+                let mut y = int_dot(bytes, format, x, &layout, row);
+                if let Some(bias) = bias {
+                    y += bias[n];
+                }
+                // SAFETY: elements of the values, and this item's columns are nobody else's.
+                unsafe {
+                    if let Some(residual) = residual {
+                        y += *residual.add(row * stride + n);
+                    }
+                    *out.add(row * stride + n) = y;
+                }
+            }
+        }
+        return;
+    }
     let x = part.x.row(frame, 0).cast_const();
     let cols = weight.cols;
     let float = |float, weights, outputs| FloatProduct {
