@@ -1,26 +1,30 @@
-//! A team of threads that stays alive between steps and meets at barriers.
+//! A team of threads that stays alive between steps.
 //!
-//! Work is cut into items by the caller, and workers claim items one at a time: a worker that the system interrupts
-//! holds up one item and not a fixed share. That is free to vary because no sum crosses items. At a barrier a worker
-//! spins for a short while and then sleeps, so that another busy process on the machine costs its share and no more.
+//! Work is cut into items by the caller, and workers claim items one at a time; that is free to vary, because no sum
+//! crosses items. A phase ends when its items are done, not when all workers have come: a worker that the system has
+//! put aside holds up the one item it may have claimed, and nothing else. Waiting workers spin for a short while and
+//! then sleep. So another busy process on the machine costs its share and not much more.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a worker spins at a barrier inside a job: longer than any fair wait between two steps of a decode.
+/// How long a worker spins for the end of a phase: longer than any fair wait between two steps of a decode.
 const SPIN: Duration = Duration::from_micros(50);
 
 /// How long helpers spin for the next job: about the time a sampler takes between two steps.
 const SPIN_IDLE: Duration = Duration::from_micros(100);
 
+/// [`Shared::state`] of a team that ends. Other states are odd while a job is open, and count up.
+const QUIT: usize = usize::MAX - 1;
+
 type Job = dyn Fn(&mut Worker<'_>) + Sync;
 
-/// A team of workers; the thread that calls [`Team::run`] is worker 0.
+/// A team of workers; the thread that calls [`Team::work`] is worker 0.
 pub struct Team {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
@@ -32,27 +36,33 @@ pub struct Team {
 pub struct Worker<'a> {
     index: usize,
     shared: &'a Shared,
-    /// Tickets given out before the current [`Worker::share`].
-    base: usize,
+    /// Phases begun.
+    phase: u32,
+    /// Items of all phases begun.
+    target: usize,
 }
 
 struct Shared {
     size: usize,
-    /// Start and end of a job.
-    gate: Barrier,
-    /// Meeting points inside a job.
-    meet: Barrier,
-    /// Items claimed since the job began, past each share's end by one for every worker.
-    ticket: Padded<AtomicUsize>,
+    /// Odd while a job is open. Helpers enter only then, counted in `active`.
+    state: Padded<AtomicUsize>,
+    active: Padded<AtomicUsize>,
+    /// The phase that is open, in the upper half, and the items of it that are claimed.
+    claims: Padded<AtomicU64>,
+    /// Items done since the job began.
+    done: Padded<AtomicUsize>,
     job: UnsafeCell<Option<*const Job>>,
-    quit: AtomicBool,
-    /// A worker of this job panicked: the others leave at their next barrier.
+    /// A worker of this job panicked: the others leave at their next wait.
     failed: AtomicBool,
     payload: Mutex<Option<Box<dyn Any + Send>>>,
+    /// Rings when `state`, `done` (at the end of a phase) and `active` change.
+    started: Bell,
+    finished: Bell,
+    left: Bell,
 }
 
-// SAFETY: `job` is written by the caller's thread only while all helpers wait at the gate, and read by them only after
-// it; the gate orders both.
+// SAFETY: `job` is written only by the caller's thread, while no helper is counted in `active`, and read only by those
+// who are and saw the job open.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -71,13 +81,16 @@ impl Team {
         let size = threads.max(1);
         let shared = Arc::new(Shared {
             size,
-            gate: Barrier::default(),
-            meet: Barrier::default(),
-            ticket: Padded::default(),
+            state: Padded::default(),
+            active: Padded::default(),
+            claims: Padded::default(),
+            done: Padded::default(),
             job: UnsafeCell::new(None),
-            quit: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             payload: Mutex::new(None),
+            started: Bell::default(),
+            finished: Bell::default(),
+            left: Bell::default(),
         });
         let helpers = (1..size)
             .map(|index| {
@@ -96,34 +109,41 @@ impl Team {
         self.shared.size
     }
 
-    /// Calls `f(worker, workers)` once on every worker, and returns when all have returned. Not to be called from
-    /// inside a job of the same team.
+    /// Calls `f(i, size)` for each i below the size of the team, and returns when all calls have returned. Not to be
+    /// called from inside a job of the same team.
     ///
     /// # Panics
-    /// When `f` panics on any worker.
+    /// When `f` panics.
     pub fn run(&self, f: &(dyn Fn(usize, usize) + Sync)) {
-        self.work(&|worker: &mut Worker<'_>| f(worker.index, worker.shared.size));
+        let size = self.size();
+        self.work(&|worker: &mut Worker<'_>| worker.share(size, |i| f(i, size)));
     }
 
-    /// Like [`Team::run`], for jobs that share items and meet between shares.
+    /// Calls `job` on this thread, and on every helper that is there before all its phases are done. Not to be called
+    /// from inside a job of the same team.
     ///
     /// # Panics
     /// When `job` panics on any worker.
     pub fn work(&self, job: &(dyn Fn(&mut Worker<'_>) + Sync)) {
         let _busy = lock(&self.busy);
         let shared = &*self.shared;
-        shared.ticket.0.store(0, Ordering::Relaxed);
-        // SAFETY: only the lifetime changes; helpers drop the pointer before they pass the gate a second time, and
-        // that is before this function returns.
+        shared.claims.0.store(0, Ordering::Relaxed);
+        shared.done.0.store(0, Ordering::Relaxed);
+        // SAFETY: only the lifetime changes; the pointer is not used once `active` is zero below.
         let job: *const Job =
             unsafe { std::mem::transmute::<*const (dyn Fn(&mut Worker<'_>) + Sync), _>(job) };
-        // SAFETY: all helpers wait at the gate.
+        // SAFETY: no helper is active.
         unsafe { *shared.job.get() = Some(job) };
-        shared.gate.wait(shared.size, SPIN_IDLE, None);
+        if shared.size > 1 {
+            shared.state.0.fetch_add(1, Ordering::SeqCst);
+            shared.started.ring();
+        }
         shared.run_job(0);
-        shared.gate.wait(shared.size, SPIN, None);
+        if shared.size > 1 {
+            shared.state.0.fetch_add(1, Ordering::SeqCst);
+            shared.left.wait(SPIN, || shared.active.0.load(Ordering::SeqCst) == 0);
+        }
         if shared.failed.swap(false, Ordering::SeqCst) {
-            shared.meet.reset();
             let payload = lock(&shared.payload).take();
             resume_unwind(payload.unwrap_or_else(|| Box::new("a worker panicked")));
         }
@@ -132,8 +152,8 @@ impl Team {
 
 impl Drop for Team {
     fn drop(&mut self) {
-        self.shared.quit.store(true, Ordering::SeqCst);
-        self.shared.gate.wait(self.shared.size, SPIN, None);
+        self.shared.state.0.store(QUIT, Ordering::SeqCst);
+        self.shared.started.ring();
         for helper in self.helpers.drain(..) {
             // A helper catches its panics, and there is nobody here to tell.
             let _ = helper.join();
@@ -143,29 +163,57 @@ impl Drop for Team {
 
 impl Shared {
     fn help(&self, index: usize) {
+        let mut seen = 0;
         loop {
-            self.gate.wait(self.size, SPIN_IDLE, None);
-            if self.quit.load(Ordering::SeqCst) {
+            let state = || self.state.0.load(Ordering::SeqCst);
+            // Open, and not the job this helper has been in.
+            self.started.wait(SPIN_IDLE, || state() == QUIT || (state() % 2 == 1 && state() != seen));
+            // Sequentially consistent with the closing of a job: either this helper sees it closed, or the caller sees
+            // this helper.
+            self.active.0.fetch_add(1, Ordering::SeqCst);
+            let now = state();
+            if now % 2 == 1 {
+                seen = now;
+                self.run_job(index);
+            }
+            self.active.0.fetch_sub(1, Ordering::SeqCst);
+            self.left.ring();
+            if now == QUIT {
                 return;
             }
-            self.run_job(index);
-            self.gate.wait(self.size, SPIN, None);
         }
     }
 
     fn run_job(&self, index: usize) {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             float_environment();
-            // SAFETY: set before the gate opened, and alive until every worker has passed it again.
+            // SAFETY: set before the job opened, and alive until this worker is no longer active.
             let job = unsafe { (*self.job.get()).map(|job| &*job) };
             if let Some(job) = job {
-                job(&mut Worker { index, shared: self, base: 0 });
+                job(&mut Worker { index, shared: self, phase: 0, target: 0 });
             }
         }));
         if let Err(panic) = outcome {
             lock(&self.payload).get_or_insert(panic);
             self.failed.store(true, Ordering::SeqCst);
-            self.meet.wake();
+            self.finished.ring();
+        }
+    }
+
+    /// The next item of a phase, unless all are claimed. The caller has seen the end of the phase before.
+    fn claim(&self, phase: u32, items: usize) -> Option<usize> {
+        let mut word = self.claims.0.load(Ordering::Relaxed);
+        loop {
+            let (open, claimed) = ((word >> 32) as u32, word as u32);
+            let (item, next) = match open.cmp(&phase) {
+                std::cmp::Ordering::Less => (0, u64::from(phase) << 32 | 1),
+                std::cmp::Ordering::Equal if (claimed as usize) < items => (claimed, word + 1),
+                _ => return None,
+            };
+            match self.claims.0.compare_exchange_weak(word, next, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(item as usize),
+                Err(now) => word = now,
+            }
         }
     }
 }
@@ -181,98 +229,77 @@ impl Worker<'_> {
         self.shared.size
     }
 
-    /// Calls `f` on items `0..items`, each on one worker, and returns on all workers when all items are done. Every
-    /// worker of the team makes the same calls in the same order.
+    /// A phase: calls `f` on items `0..items`, each on one worker, and returns when all are done. Every worker of a job
+    /// makes the same calls in the same order.
     ///
     /// # Panics
-    /// When another worker of the job has panicked.
+    /// When another worker of the job has panicked. For 2^32 items or phases.
     #[inline]
     pub fn share(&mut self, items: usize, mut f: impl FnMut(usize)) {
-        if self.shared.size == 1 {
+        let shared = self.shared;
+        if shared.size == 1 {
             (0..items).for_each(f);
             return;
         }
-        loop {
-            let item = self.shared.ticket.0.fetch_add(1, Ordering::Relaxed) - self.base;
-            if item >= items {
-                break;
-            }
-            f(item);
+        if items == 0 {
+            return;
         }
-        // Each worker took one ticket past the end, which is what keeps the next share's tickets known to all.
-        self.base += items + self.shared.size;
-        self.shared.meet.wait(self.shared.size, SPIN, Some(&self.shared.failed));
+        assert!(u32::try_from(items).is_ok() && self.phase < u32::MAX, "{items} items");
+        self.phase += 1;
+        self.target += items;
+        let mut mine = 0;
+        while let Some(item) = shared.claim(self.phase, items) {
+            f(item);
+            mine += 1;
+        }
+        if mine > 0 && shared.done.0.fetch_add(mine, Ordering::SeqCst) + mine == self.target {
+            shared.finished.ring();
+            return;
+        }
+        let done = || shared.done.0.load(Ordering::SeqCst) >= self.target;
+        shared.finished.wait(SPIN, || done() || shared.failed.load(Ordering::SeqCst));
+        assert!(done(), "another worker of this job panicked");
     }
 }
 
-/// All of a known number of threads meet here, again and again.
+/// Wakes threads that wait for a change of atomics, all of which are sequentially consistent.
 #[derive(Default)]
-struct Barrier {
-    arrived: Padded<AtomicUsize>,
-    generation: Padded<AtomicUsize>,
+struct Bell {
     sleepers: AtomicUsize,
     lock: Mutex<()>,
     wake: Condvar,
 }
 
-impl Barrier {
-    /// Returns when `size` threads have called it. With `failed`, panics once that is set.
-    fn wait(&self, size: usize, spin: Duration, failed: Option<&AtomicBool>) {
-        if size == 1 {
-            return;
-        }
-        // No thread can pass this generation before this one has arrived.
-        let generation = self.generation.0.load(Ordering::Acquire);
-        if self.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == size {
-            self.arrived.0.store(0, Ordering::Relaxed);
-            // Sequentially consistent with the sleeper's registration: either it sees the new generation, or this
-            // thread sees the sleeper.
-            self.generation.0.store(generation.wrapping_add(1), Ordering::SeqCst);
-            if self.sleepers.load(Ordering::SeqCst) > 0 {
-                self.wake();
-            }
-            return;
-        }
-        let passed = || self.generation.0.load(Ordering::SeqCst) != generation;
-        let gave_up = || failed.is_some_and(|failed| failed.load(Ordering::SeqCst));
-        if !self.spin(spin, generation) {
-            let mut guard = lock(&self.lock);
-            self.sleepers.fetch_add(1, Ordering::SeqCst);
-            while !passed() && !gave_up() {
-                guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
-            }
-            self.sleepers.fetch_sub(1, Ordering::SeqCst);
-        }
-        if !passed() {
-            panic!("another worker of this job panicked");
-        }
-    }
-
-    /// Whether the generation passed within about `limit`.
-    fn spin(&self, limit: Duration, generation: usize) -> bool {
+impl Bell {
+    /// Returns when `ready`, which spins for about `spin` and then sleeps until the bell rings.
+    fn wait(&self, spin: Duration, ready: impl Fn() -> bool) {
         let mut start = None;
         loop {
             for _ in 0..32 {
-                if self.generation.0.load(Ordering::Acquire) != generation {
-                    return true;
+                if ready() {
+                    return;
                 }
                 std::hint::spin_loop();
             }
-            if start.get_or_insert_with(Instant::now).elapsed() > limit {
-                return false;
+            if start.get_or_insert_with(Instant::now).elapsed() > spin {
+                break;
             }
         }
+        let mut guard = lock(&self.lock);
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        while !ready() {
+            guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Wakes sleepers to look again. The lock orders this after the look of one who is about to sleep.
-    fn wake(&self) {
-        drop(lock(&self.lock));
-        self.wake.notify_all();
-    }
-
-    /// Forgets those who arrived; nobody may be waiting.
-    fn reset(&self) {
-        self.arrived.0.store(0, Ordering::SeqCst);
+    /// Wakes sleepers to look again, after a change.
+    fn ring(&self) {
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            // The lock orders this after the look of one who is about to sleep.
+            drop(lock(&self.lock));
+            self.wake.notify_all();
+        }
     }
 }
 
@@ -352,28 +379,28 @@ mod tests {
     fn every_item_is_done_once_and_before_the_next_share() {
         for threads in [1, 2, 3, 5] {
             let team = Team::new(threads);
-            let done: Vec<AtomicUsize> = (0..97).map(|_| AtomicUsize::new(0)).collect();
             for job in 0..50 {
+                let phases: Vec<usize> = (0..20).map(|phase| [97, 1, 0, 13, 2][(job + phase) % 5]).collect();
+                let done: Vec<AtomicUsize> = (0..97).map(|_| AtomicUsize::new(0)).collect();
                 team.work(&|worker| {
-                    for round in 0..20 {
-                        let items = [97, 1, 0, 13][(job + round) % 4];
-                        let before: Vec<_> = done.iter().map(|d| d.load(Ordering::Relaxed)).collect();
-                        worker.share(0, |_| unreachable!());
+                    for (phase, &items) in phases.iter().enumerate() {
                         worker.share(items, |i| {
-                            done[i].fetch_add(1, Ordering::Relaxed);
+                            // Every phase before this one that had such an item has done it, and no later one.
+                            let before = phases[..phase].iter().filter(|&&items| items > i).count();
+                            assert_eq!(done[i].fetch_add(1, Ordering::Relaxed), before);
                         });
-                        for (i, (done, before)) in done.iter().zip(before).enumerate() {
-                            assert_eq!(done.load(Ordering::Relaxed) - before, usize::from(i < items));
-                        }
-                        worker.share(0, |_| unreachable!());
                     }
                 });
+                for (i, done) in done.iter().enumerate() {
+                    let all = phases.iter().filter(|&&items| items > i).count();
+                    assert_eq!(done.load(Ordering::Relaxed), all);
+                }
             }
         }
     }
 
     #[test]
-    fn run_reaches_every_worker() {
+    fn run_calls_once_for_each_worker() {
         let team = Team::new(3);
         let seen = AtomicUsize::new(0);
         team.run(&|worker, workers| {
@@ -389,21 +416,37 @@ mod tests {
         for _ in 0..3 {
             std::thread::sleep(4 * SPIN_IDLE);
             team.work(&|worker| {
-                if worker.index() == 1 {
-                    std::thread::sleep(10 * SPIN);
-                }
+                worker.share(3, |i| std::thread::sleep(if i == 1 { 10 * SPIN } else { SPIN }));
                 worker.share(2, |_| {});
             });
         }
     }
 
     #[test]
+    fn a_worker_that_does_not_come_holds_nobody_up() {
+        let team = Team::new(2);
+        let late = AtomicBool::new(true);
+        team.work(&|worker| {
+            // Worker 1 comes when worker 0 has done all phases alone.
+            while worker.index() == 1 && late.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            for _ in 0..100 {
+                worker.share(7, |_| {});
+            }
+            late.store(false, Ordering::SeqCst);
+        });
+        assert!(!late.into_inner());
+    }
+
+    #[test]
     fn a_panic_reaches_the_caller_and_the_team_lives_on() {
         let team = Team::new(3);
-        for guilty in 0..3 {
+        for guilty in 0..5 {
             let job = catch_unwind(AssertUnwindSafe(|| {
                 team.work(&|worker| {
-                    assert!(worker.index() != guilty, "planted");
+                    worker.share(5, |_| {});
+                    worker.share(5, |item| assert!(item != guilty, "planted"));
                     worker.share(5, |_| {});
                 });
             }));
@@ -412,7 +455,7 @@ mod tests {
             team.work(&|worker| {
                 worker.share(5, |_| {
                     done.fetch_add(1, Ordering::Relaxed);
-                })
+                });
             });
             assert_eq!(done.into_inner(), 5);
         }

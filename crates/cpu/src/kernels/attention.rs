@@ -5,23 +5,20 @@
 //! running totals, or the chunk's partial result stored for a later merge in order ([`Merge`]). Which of the two, and
 //! which rows share a block, cannot change a bit.
 
+mod products;
+
 use std::ops::Range;
 
 use ingle_graph::math::{self, Lanes};
-use ingle_graph::{ATTENTION_CHUNK, AttentionSpec, Inputs, KvType, PAGE};
+use ingle_graph::{ATTENTION_CHUNK, AttentionSpec, Inputs, PAGE};
 
-use super::kv::{ACCUMULATORS, BF16, Element, F16, F32, PageLayout, Q8_0, leaf};
+use super::kv::{ACCUMULATORS, PageLayout};
 use super::tree;
-use crate::simd::{Kernel, MAX_LANES, Vector};
+use crate::simd::{Isa, Kernel, MAX_LANES, Vector};
+use products::{Scores, TILE, Values};
 
 /// Queries a block holds, at least: rows are added to it while they fit.
 pub const QUERIES: usize = 32;
-
-/// Queries that share one read of keys or values.
-const TILE: usize = 4;
-
-/// Vectors of dims that one pass over the values accumulates.
-const COLUMNS: usize = 4;
 
 /// Positions a row at `position` may look at.
 pub fn allowed(spec: &AttentionSpec, position: usize) -> Range<usize> {
@@ -108,41 +105,61 @@ pub struct Block<'a> {
     pub scratch: &'a mut Scratch,
 }
 
-impl Kernel for Block<'_> {
-    #[inline(always)]
-    fn run<V: Vector>(self) {
-        match self.layout.kind {
-            KvType::F16 => self.walk::<V, F16>(),
-            KvType::BF16 => self.walk::<V, BF16>(),
-            KvType::F32 => self.walk::<V, F32>(),
-            KvType::Q8_0 => self.walk::<V, Q8_0>(),
-        }
-    }
-}
-
 /// Pointers into [`Scratch`].
 #[derive(Clone, Copy)]
 struct Memory {
     /// `[queries][padded]`, dims in key order.
     q: *mut f32,
-    /// `[queries][ATTENTION_CHUNK]`: scores, then weights.
-    p: *mut f32,
     /// `[queries][padded]` of the chunk.
     o: *mut f32,
     /// `[queries][padded]`, running.
     total: *mut f32,
+    /// `[queries][ATTENTION_CHUNK]`: scores, then weights.
+    p: *mut f32,
     /// `[queries][2]`: running maximum and sum.
     state: *mut f32,
 }
 
-/// What the kernels of one chunk need of a block.
-struct Chunk<'a> {
-    block: &'a Block<'a>,
-    memory: Memory,
+/// One chunk of a block.
+pub struct Chunk<'a> {
+    spec: &'a AttentionSpec,
+    layout: &'a PageLayout,
+    pool: *const u8,
+    inputs: &'a Inputs,
+    /// A row of the sequence.
+    row: usize,
+    kv_head: usize,
     /// First position.
     first: usize,
-    /// Elements between queries in `q` and `o`.
+    /// Elements between queries in memory of this module.
     padded: usize,
+}
+
+impl Chunk<'_> {
+    /// Keys of the block's head in the page that holds position `at` of the chunk.
+    fn keys(&self, at: usize) -> *const u8 {
+        // SAFETY: `Inputs::check` bounds pages by the pool.
+        unsafe { self.page(at).add(self.layout.key_offset(self.kv_head)) }
+    }
+
+    /// Values of the block's head in the page that holds position `at` of the chunk.
+    fn values(&self, at: usize) -> *const u8 {
+        // SAFETY: as above.
+        unsafe { self.page(at).add(self.layout.value_offset(self.kv_head)) }
+    }
+
+    fn page(&self, at: usize) -> *const u8 {
+        let page = self.inputs.page(self.row, self.first + at);
+        // SAFETY: as above.
+        unsafe { self.pool.add(page * self.layout.page_bytes()) }
+    }
+
+    /// Positions of the chunk that a row may look at, relative to it.
+    fn allowed(&self, row: usize) -> Range<usize> {
+        let allowed = allowed(self.spec, self.inputs.positions[row] as usize);
+        let clip = |position: usize| position.clamp(self.first, self.first + ATTENTION_CHUNK) - self.first;
+        clip(allowed.start)..clip(allowed.end)
+    }
 }
 
 impl Block<'_> {
@@ -155,86 +172,128 @@ impl Block<'_> {
         self.rows.start + i / self.group()
     }
 
-    /// Positions of a chunk that query `i` may look at, relative to the chunk.
-    fn keys(&self, i: usize, first: usize) -> Range<usize> {
-        let allowed = allowed(self.spec, self.inputs.positions[self.row(i)] as usize);
-        let clip = |position: usize| position.clamp(first, first + ATTENTION_CHUNK) - first;
-        clip(allowed.start)..clip(allowed.end)
+    /// Offset of query `i` in `[T, stride]`.
+    fn offset(&self, i: usize, stride: usize) -> usize {
+        let head = self.kv_head * self.group() + i % self.group();
+        self.row(i) * stride + head * self.spec.head_dim
     }
 
-    /// First byte of the page that holds this position.
-    fn page(&self, position: usize) -> *const u8 {
-        let page = self.inputs.page(self.rows.start, position);
-        // SAFETY: `Inputs::check` bounds pages by the pool.
-        unsafe { self.pool.add(page * self.layout.page_bytes()) }
-    }
-
-    #[inline(always)]
-    fn walk<V: Vector, E: Element>(self) {
+    /// Walks the chunks.
+    pub fn run(self, isa: Isa) {
         let (head_dim, padded) = (self.spec.head_dim, padded(self.spec.head_dim));
         let queries = self.rows.len() * self.group();
         self.scratch.reserve(queries, head_dim);
         let base = self.scratch.0.as_mut_ptr().cast::<f32>();
-        // SAFETY: `reserve` made room for all parts.
-        let memory = unsafe {
-            Memory {
+        // SAFETY: `reserve` made room for all parts; q holds the rows and heads of the block, the sink too.
+        unsafe {
+            let memory = Memory {
                 q: base,
                 o: base.add(queries * padded),
                 total: base.add(2 * queries * padded),
                 p: base.add(3 * queries * padded),
                 state: base.add(queries * (3 * padded + ATTENTION_CHUNK)),
-            }
-        };
-        // SAFETY: q holds the rows and heads of the block, the scratch its queries.
-        unsafe {
+            };
             for i in 0..queries {
-                let head = self.kv_head * self.group() + i % self.group();
-                let q = self.q.add((self.row(i) * self.spec.heads + head) * head_dim);
+                let q = self.q.add(self.offset(i, self.spec.heads * head_dim));
                 for (to, &dim) in self.layout.order.iter().enumerate() {
                     memory.q.add(i * padded + to).write(q.add(dim as usize).read());
                 }
                 begin(memory.state.add(2 * i), memory.total.add(i * padded), padded);
             }
             for chunk in self.chunks.clone() {
-                let chunk = Chunk { block: &self, memory, first: chunk * ATTENTION_CHUNK, padded };
+                let chunk = Chunk {
+                    spec: self.spec,
+                    layout: self.layout,
+                    pool: self.pool,
+                    inputs: self.inputs,
+                    row: self.rows.start,
+                    kv_head: self.kv_head,
+                    first: chunk * ATTENTION_CHUNK,
+                    padded,
+                };
                 for tile in (0..queries).step_by(TILE) {
-                    match queries - tile {
-                        1 => chunk.attend::<V, E, 1>(tile),
-                        2 => chunk.attend::<V, E, 2>(tile),
-                        3 => chunk.attend::<V, E, 3>(tile),
-                        _ => chunk.attend::<V, E, TILE>(tile),
-                    }
+                    self.attend(isa, &chunk, &memory, tile..queries.min(tile + TILE));
                 }
             }
             if let Sink::Rows { out, stride } = self.sink {
                 for i in 0..queries {
-                    let head = self.kv_head * self.group() + i % self.group();
-                    let out = out.add(self.row(i) * stride + head * head_dim);
-                    let sum = memory.state.add(2 * i + 1).read();
-                    finish::<V>(memory.total.add(i * padded), sum, out, head_dim);
+                    isa.run(Finish {
+                        total: memory.total.add(i * padded),
+                        sum: memory.state.add(2 * i + 1).read(),
+                        out: out.add(self.offset(i, stride)),
+                        head_dim,
+                    });
                 }
             }
         }
     }
-}
 
-/// out = total / sum
-#[inline(always)]
-unsafe fn finish<V: Vector>(total: *const f32, sum: f32, out: *mut f32, head_dim: usize) {
-    let whole = head_dim / V::LANES * V::LANES;
-    // SAFETY: total is padded to whole vectors, out holds head_dim.
-    unsafe {
-        for d in (0..whole).step_by(V::LANES) {
-            V::load(total.add(d)).div(V::splat(sum)).store(out.add(d));
+    /// One chunk for at most [`TILE`] queries.
+    ///
+    /// # Safety
+    /// The memory is that of this block's queries.
+    unsafe fn attend(&self, isa: Isa, chunk: &Chunk<'_>, memory: &Memory, tile: Range<usize>) {
+        let (n, padded, kind) = (tile.len(), chunk.padded, self.layout.kind);
+        let mut keys = [const { 0..0 }; TILE];
+        for (keys, query) in keys.iter_mut().zip(tile.clone()) {
+            *keys = chunk.allowed(self.row(query));
         }
-        if whole < head_dim {
-            V::load(total.add(whole)).div(V::splat(sum)).store_first(out.add(whole), head_dim - whole);
+        let keys = &keys[..n];
+        // Queries with nothing to look at in this chunk, where others of the tile have something, skip it.
+        let wanted = || keys.iter().filter(|keys| !keys.is_empty());
+        let (Some(from), Some(to)) = (wanted().map(|k| k.start).min(), wanted().map(|k| k.end).max()) else {
+            return;
+        };
+        // SAFETY: offsets of these queries; pages of the chunk.
+        unsafe {
+            let q = memory.q.add(tile.start * padded);
+            let p = memory.p.add(tile.start * ATTENTION_CHUNK);
+            let o = memory.o.add(tile.start * padded);
+            products::run(Scores { chunk, from, to, q, out: p }, isa, kind, n);
+            let mut outcome = [(0.0, 0.0); TILE];
+            for (i, keys) in keys.iter().enumerate().filter(|(_, keys)| !keys.is_empty()) {
+                let (p, outcome) = (p.add(i * ATTENTION_CHUNK), &mut outcome[i]);
+                isa.run(Softmax { p, keys: keys.clone(), outcome });
+            }
+            o.write_bytes(0, n * padded);
+            // Positions that all look at are read once for all; the ragged ends, in order, for each query alone.
+            let start = keys.iter().map(|k| k.start).max().unwrap_or(0);
+            let end = keys.iter().map(|k| k.end).min().unwrap_or(0).max(start);
+            let alone = |i: usize, from: usize, to: usize| {
+                if from < to {
+                    let (p, o) = (p.add(i * ATTENTION_CHUNK), o.add(i * padded));
+                    products::run(Values { chunk, from, to, p, o }, isa, kind, 1);
+                }
+            };
+            for (i, keys) in keys.iter().enumerate() {
+                alone(i, keys.start, keys.end.min(start));
+            }
+            if start < end {
+                products::run(Values { chunk, from: start, to: end, p, o }, isa, kind, n);
+            }
+            for (i, keys) in keys.iter().enumerate() {
+                alone(i, keys.start.max(end), keys.end);
+            }
+            for (i, _) in keys.iter().enumerate().filter(|(_, keys)| !keys.is_empty()) {
+                let ((m, l), o, query) = (outcome[i], o.add(i * padded), tile.start + i);
+                match self.sink {
+                    Sink::Rows { .. } => {
+                        let (state, total) = (memory.state.add(2 * query), memory.total.add(query * padded));
+                        isa.run(MergeOne { m, l, o, state, total, padded });
+                    }
+                    Sink::Partial { out, stride } => {
+                        let out = out.add(query * stride);
+                        out.write(m);
+                        out.add(1).write(l);
+                        o.copy_to_nonoverlapping(out.add(MAX_LANES), padded);
+                    }
+                }
+            }
         }
     }
 }
 
 /// Running values before the first chunk.
-#[inline(always)]
 unsafe fn begin(state: *mut f32, total: *mut f32, padded: usize) {
     // SAFETY: state holds a maximum and a sum, total a padded head.
     unsafe {
@@ -245,300 +304,109 @@ unsafe fn begin(state: *mut f32, total: *mut f32, padded: usize) {
 }
 
 /// Merges one chunk's maximum, sum and values into the running ones.
-#[inline(always)]
-unsafe fn merge<V: Vector>(m: f32, l: f32, o: *const f32, state: *mut f32, total: *mut f32, padded: usize) {
-    // SAFETY: state holds a maximum and a sum, o and total a padded head.
-    unsafe {
-        let (big_m, big_l) = (state.read(), state.add(1).read());
-        let merged = ingle_graph::reference::max(big_m, m);
-        let (a, b) = (math::exp(big_m - merged), math::exp(m - merged));
-        state.write(merged);
-        state.add(1).write(l.fma(b, big_l * a));
-        for d in (0..padded).step_by(V::LANES) {
-            let rescaled = V::load(total.add(d)).mul(V::splat(a));
-            V::load(o.add(d)).fma(V::splat(b), rescaled).store(total.add(d));
-        }
-    }
-}
-
-impl Chunk<'_> {
-    /// The chunk for queries `tile..tile + N` of the block.
-    #[inline(always)]
-    unsafe fn attend<V: Vector, E: Element, const N: usize>(&self, tile: usize) {
-        let Memory { q, p, o, total, state } = self.memory;
-        let keys: [Range<usize>; N] = std::array::from_fn(|i| self.block.keys(tile + i, self.first));
-        // Those with nothing to look at here (others of the tile have) are skipped.
-        let wanted = |keys: &Range<usize>| !keys.is_empty();
-        let from = keys.iter().filter(|k| wanted(k)).map(|k| k.start).min();
-        let to = keys.iter().filter(|k| wanted(k)).map(|k| k.end).max();
-        let (Some(from), Some(to)) = (from, to) else { return };
-        // SAFETY: the scratch holds the block's queries, pages those of the chunk.
-        unsafe {
-            let (q, p, o) =
-                (q.add(tile * self.padded), p.add(tile * ATTENTION_CHUNK), o.add(tile * self.padded));
-            for page in (from / PAGE..to.div_ceil(PAGE)).map(|page| page * PAGE) {
-                let block = self.block.page(self.first + page);
-                let block = block.add(self.block.layout.key_offset(self.block.kv_head));
-                for at in (0..PAGE).step_by(V::LANES) {
-                    self.scores::<V, E, N>(block, at, q, p.add(page + at));
-                }
-            }
-            let mut outcome = [(0.0, 0.0); N];
-            for i in 0..N {
-                if wanted(&keys[i]) {
-                    outcome[i] = softmax::<V>(p.add(i * ATTENTION_CHUNK), &keys[i]);
-                }
-            }
-            o.write_bytes(0, N * self.padded);
-            // Positions that all look at are read once for all; the ragged ends, in order, for each alone.
-            let start = keys.iter().map(|k| k.start).max().unwrap_or(0);
-            let end = keys.iter().map(|k| k.end).min().unwrap_or(0).max(start);
-            for i in 0..N {
-                let (p, o) = (p.add(i * ATTENTION_CHUNK), o.add(i * self.padded));
-                self.values::<V, E, 1>(keys[i].start..keys[i].end.min(start), p, o);
-            }
-            self.values::<V, E, N>(start..end, p, o);
-            for i in 0..N {
-                let (p, o) = (p.add(i * ATTENTION_CHUNK), o.add(i * self.padded));
-                self.values::<V, E, 1>(end.max(keys[i].start)..keys[i].end, p, o);
-            }
-            for i in 0..N {
-                if !wanted(&keys[i]) {
-                    continue;
-                }
-                let ((m, l), o, query) = (outcome[i], o.add(i * self.padded), tile + i);
-                match self.block.sink {
-                    Sink::Rows { .. } => {
-                        let (state, total) = (state.add(2 * query), total.add(query * self.padded));
-                        merge::<V>(m, l, o, state, total, self.padded);
-                    }
-                    Sink::Partial { out, stride } => {
-                        let out = out.add(query * stride);
-                        out.write(m);
-                        out.add(1).write(l);
-                        o.copy_to_nonoverlapping(out.add(MAX_LANES), self.padded);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Scores of `N` queries with keys `at..at + LANES` of a page: scaled, capped, written to `out` of each query.
-    #[inline(always)]
-    unsafe fn scores<V: Vector, E: Element, const N: usize>(
-        &self,
-        block: *const u8,
-        at: usize,
-        q: *const f32,
-        out: *mut f32,
-    ) {
-        let spec = self.block.spec;
-        let mut walk = Walk {
-            block,
-            layout: self.block.layout,
-            at,
-            q,
-            padded: self.padded,
-            row: 0,
-            whole: spec.head_dim / ACCUMULATORS,
-            rest: spec.head_dim % ACCUMULATORS,
-        };
-        // SAFETY: the walk reads each of the head's rows of keys once, and as many elements of each query.
-        unsafe {
-            let mut parts = [[V::splat(0.0); N]; 4];
-            for (i, part) in parts.iter_mut().enumerate() {
-                *part = walk.eight::<V, E, N>(8 * i);
-            }
-            let [a, b, c, d] = parts;
-            let sums = add(add(a, b), add(c, d));
-            for i in 0..N {
-                let mut s = sums[i].mul(V::splat(spec.scale));
-                if let Some(cap) = spec.softcap {
-                    let cap = V::splat(cap);
-                    s = cap.mul(math::tanh(s.div(cap)));
-                }
-                s.store(out.add(i * ATTENTION_CHUNK));
-            }
-        }
-    }
-
-    /// Adds weighted values at positions `keys` of the chunk to `o` of `N` queries, in order.
-    #[inline(always)]
-    unsafe fn values<V: Vector, E: Element, const N: usize>(
-        &self,
-        keys: Range<usize>,
-        p: *const f32,
-        o: *mut f32,
-    ) {
-        let mut from = keys.start;
-        // SAFETY: p and o hold N queries, the page its positions and the padded head.
-        unsafe {
-            while from < keys.end {
-                let to = keys.end.min((from / PAGE + 1) * PAGE);
-                let block = self.block.page(self.first + from);
-                let block = block.add(self.block.layout.value_offset(self.block.kv_head));
-                let mut d = 0;
-                while d + COLUMNS * V::LANES <= self.padded {
-                    self.columns::<V, E, N, COLUMNS>(block, from..to, p, o, d);
-                    d += COLUMNS * V::LANES;
-                }
-                while d < self.padded {
-                    self.columns::<V, E, N, 1>(block, from..to, p, o, d);
-                    d += V::LANES;
-                }
-                from = to;
-            }
-        }
-    }
-
-    /// The same for `C` vectors of dims from `d` on and positions of one page.
-    #[inline(always)]
-    unsafe fn columns<V: Vector, E: Element, const N: usize, const C: usize>(
-        &self,
-        block: *const u8,
-        keys: Range<usize>,
-        p: *const f32,
-        o: *mut f32,
-        d: usize,
-    ) {
-        // SAFETY: as in `values`.
-        unsafe {
-            let mut sums = [[V::splat(0.0); C]; N];
-            for i in 0..N {
-                for c in 0..C {
-                    sums[i][c] = V::load(o.add(i * self.padded + d + c * V::LANES));
-                }
-            }
-            for key in keys {
-                let mut values = [V::splat(0.0); C];
-                for c in 0..C {
-                    values[c] = E::value(block, self.block.layout, key % PAGE, d + c * V::LANES);
-                }
-                for i in 0..N {
-                    let p = V::splat(p.add(i * ATTENTION_CHUNK + key).read());
-                    for c in 0..C {
-                        sums[i][c] = p.fma(values[c], sums[i][c]);
-                    }
-                }
-            }
-            for i in 0..N {
-                for c in 0..C {
-                    sums[i][c].store(o.add(i * self.padded + d + c * V::LANES));
-                }
-            }
-        }
-    }
-}
-
-/// Lane-wise sums of `N` queries.
-#[inline(always)]
-fn add<V: Vector, const N: usize>(a: [V; N], b: [V; N]) -> [V; N] {
-    let mut sum = a;
-    for i in 0..N {
-        sum[i] = a[i].add(b[i]);
-    }
-    sum
-}
-
-/// Position in the rows of keys of one head, which are read once and in order.
-struct Walk<'a> {
-    block: *const u8,
-    layout: &'a PageLayout,
-    at: usize,
-    q: *const f32,
+struct MergeOne {
+    m: f32,
+    l: f32,
+    /// A padded head.
+    o: *const f32,
+    /// A maximum and a sum.
+    state: *mut f32,
+    /// A padded head.
+    total: *mut f32,
     padded: usize,
-    row: usize,
-    /// Dims of every accumulator.
-    whole: usize,
-    /// Accumulators that have one more.
-    rest: usize,
 }
 
-impl Walk<'_> {
-    /// Sum of eight accumulators that the tree adds first, from leaf `step` on.
+impl Kernel for MergeOne {
     #[inline(always)]
-    unsafe fn eight<V: Vector, E: Element, const N: usize>(&mut self, step: usize) -> [V; N] {
-        // SAFETY: the caller's.
+    fn run<V: Vector>(self) {
+        let Self { m, l, o, state, total, padded } = self;
+        // SAFETY: the fields' own promise.
         unsafe {
-            let a = self.four::<V, E, N>(step);
-            let b = self.four::<V, E, N>(step + 4);
-            add(a, b)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn four<V: Vector, E: Element, const N: usize>(&mut self, step: usize) -> [V; N] {
-        // SAFETY: the caller's.
-        unsafe {
-            let a = self.two::<V, E, N>(step);
-            let b = self.two::<V, E, N>(step + 2);
-            add(a, b)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn two<V: Vector, E: Element, const N: usize>(&mut self, step: usize) -> [V; N] {
-        // SAFETY: the caller's.
-        unsafe {
-            let a = self.one::<V, E, N>(step);
-            let b = self.one::<V, E, N>(step + 1);
-            add(a, b)
-        }
-    }
-
-    /// One accumulator: an FMA chain from +0 over its dims, which are 32 apart.
-    #[inline(always)]
-    unsafe fn one<V: Vector, E: Element, const N: usize>(&mut self, step: usize) -> [V; N] {
-        let mut sum = [V::splat(0.0); N];
-        let dims = self.whole + usize::from(self.rest > 0 && leaf(step) < self.rest);
-        for unit in 0..dims {
-            // SAFETY: rows below head_dim, in the block and in each padded query.
-            unsafe {
-                let k: V = E::keys(self.block, self.layout, self.row, unit, self.at);
-                for i in 0..N {
-                    sum[i] = V::splat(self.q.add(i * self.padded + self.row).read()).fma(k, sum[i]);
-                }
+            let (big_m, big_l) = (state.read(), state.add(1).read());
+            let merged = ingle_graph::reference::max(big_m, m);
+            let (a, b) = (math::exp(big_m - merged), math::exp(m - merged));
+            state.write(merged);
+            state.add(1).write(l.fma(b, big_l * a));
+            for d in (0..padded).step_by(V::LANES) {
+                let rescaled = V::load(total.add(d)).mul(V::splat(a));
+                V::load(o.add(d)).fma(V::splat(b), rescaled).store(total.add(d));
             }
-            self.row += 1;
         }
-        sum
     }
 }
 
-/// Turns the scores of a chunk into weights, +0 where `keys` does not reach in the pages it touches, and returns
-/// their maximum and the sum of the weights.
-#[inline(always)]
-unsafe fn softmax<V: Vector>(p: *mut f32, keys: &Range<usize>) -> (f32, f32) {
-    let (from, to) = (keys.start / PAGE * PAGE, keys.end.next_multiple_of(PAGE));
-    let (start, end) = (V::splat(keys.start as f32), V::splat(keys.end as f32));
-    let mut sums = [0.0f32; ACCUMULATORS];
-    // SAFETY: p holds the chunk, of which the pages are whole; sums are whole vectors.
-    unsafe {
-        let mut max = V::splat(f32::NEG_INFINITY);
-        let mut number = max.le(max);
-        for j in (from..to).step_by(V::LANES) {
-            let at = V::ramp().add(V::splat(j as f32));
-            let inside = V::both(start.le(at), at.lt(end));
-            let s = V::select(inside, V::load(p.add(j)), V::splat(f32::NEG_INFINITY));
-            number = V::both(number, s.le(V::splat(f32::INFINITY)));
-            max = max.max(s);
+/// out = total / sum
+struct Finish {
+    /// A padded head.
+    total: *const f32,
+    sum: f32,
+    /// A head.
+    out: *mut f32,
+    head_dim: usize,
+}
+
+impl Kernel for Finish {
+    #[inline(always)]
+    fn run<V: Vector>(self) {
+        let Self { total, sum, out, head_dim } = self;
+        let whole = head_dim / V::LANES * V::LANES;
+        // SAFETY: the fields' own promise.
+        unsafe {
+            for d in (0..whole).step_by(V::LANES) {
+                V::load(total.add(d)).div(V::splat(sum)).store(out.add(d));
+            }
+            if whole < head_dim {
+                let last = V::load(total.add(whole)).div(V::splat(sum));
+                last.store_first(out.add(whole), head_dim - whole);
+            }
         }
-        // NaN wins, as in every maximum of the contract.
-        let m = if V::count(number) == V::LANES { max.largest() } else { f32::NAN };
-        // Accumulator j % 32 takes the weights at j, j + 32, ... in order.
-        for lane in (0..ACCUMULATORS).step_by(V::LANES) {
-            let mut sum = V::splat(0.0);
-            for j in (from + lane..to).step_by(ACCUMULATORS) {
+    }
+}
+
+/// Turns the scores of a chunk into weights, +0 where `keys` does not reach in the pages it touches; the outcome is
+/// their maximum and the sum of the weights.
+struct Softmax<'a> {
+    /// `[ATTENTION_CHUNK]`
+    p: *mut f32,
+    keys: Range<usize>,
+    outcome: &'a mut (f32, f32),
+}
+
+impl Kernel for Softmax<'_> {
+    #[inline(always)]
+    fn run<V: Vector>(self) {
+        let Self { p, keys, outcome } = self;
+        let (from, to) = (keys.start / PAGE * PAGE, keys.end.next_multiple_of(PAGE));
+        let (start, end) = (V::splat(keys.start as f32), V::splat(keys.end as f32));
+        let mut sums = [0.0f32; ACCUMULATORS];
+        // SAFETY: p holds the chunk, of which the pages are whole; sums are whole vectors.
+        unsafe {
+            let mut max = V::splat(f32::NEG_INFINITY);
+            let mut number = max.le(max);
+            for j in (from..to).step_by(V::LANES) {
                 let at = V::ramp().add(V::splat(j as f32));
                 let inside = V::both(start.le(at), at.lt(end));
-                let weight = math::exp(V::load(p.add(j)).sub(V::splat(m)));
-                let weight = V::select(inside, weight, V::splat(0.0));
-                weight.store(p.add(j));
-                sum = sum.add(weight);
+                let s = V::select(inside, V::load(p.add(j)), V::splat(f32::NEG_INFINITY));
+                number = V::both(number, s.le(V::splat(f32::INFINITY)));
+                max = max.max(s);
             }
-            sum.store(sums.as_mut_ptr().add(lane));
+            // NaN wins, as in every maximum of the contract.
+            let m = if V::count(number) == V::LANES { max.largest() } else { f32::NAN };
+            // Accumulator j % 32 takes the weights at j, j + 32, ... in order.
+            for lane in (0..ACCUMULATORS).step_by(V::LANES) {
+                let mut sum = V::splat(0.0);
+                for j in (from + lane..to).step_by(ACCUMULATORS) {
+                    let at = V::ramp().add(V::splat(j as f32));
+                    let inside = V::both(start.le(at), at.lt(end));
+                    let weight = math::exp(V::load(p.add(j)).sub(V::splat(m)));
+                    let weight = V::select(inside, weight, V::splat(0.0));
+                    weight.store(p.add(j));
+                    sum = sum.add(weight);
+                }
+                sum.store(sums.as_mut_ptr().add(lane));
+            }
+            *outcome = (m, tree::<V>(sums.as_mut_ptr(), ACCUMULATORS));
         }
-        (m, tree::<V>(sums.as_mut_ptr(), ACCUMULATORS))
     }
 }
 
@@ -569,9 +437,10 @@ impl Kernel for Merge<'_> {
                 for chunk in 1..=self.chunks {
                     let partial = state.add(chunk * partial_len(head_dim));
                     let (m, l, o) = (partial.read(), partial.add(1).read(), partial.add(MAX_LANES));
-                    merge::<V>(m, l, o, state, total, padded);
+                    MergeOne { m, l, o, state, total, padded }.run::<V>();
                 }
-                finish::<V>(total, state.add(1).read(), self.out.add(head * head_dim), head_dim);
+                let (sum, out) = (state.add(1).read(), self.out.add(head * head_dim));
+                Finish { total, sum, out, head_dim }.run::<V>();
             }
         }
     }

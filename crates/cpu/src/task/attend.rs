@@ -88,7 +88,7 @@ pub fn attend(
     let longest = (0..rows).map(|row| chunks(row).len()).max().unwrap_or(0);
     let pool = &frame.pools[spec.layer];
     let mut block = |rows: Range<usize>, kv_head, chunks, sink| {
-        frame.isa.run(Block {
+        let block = Block {
             spec,
             layout: &pool.layout,
             pool: pool.memory.as_mut_ptr(),
@@ -99,7 +99,8 @@ pub fn attend(
             chunks,
             sink,
             scratch: &mut scratch.attention,
-        });
+        };
+        block.run(frame.isa);
     };
     if longest > 1 && rows * spec.kv_heads < few(worker.workers()) {
         let partial = attention::partial_len(spec.head_dim);
