@@ -1,59 +1,55 @@
 //! Runs large language models: GGUF or safetensors in, tokens out.
+//!
+//! The composition root: flags become plain values, values become a device, a model and a tokenizer, and each command is
+//! one file. Answers go to standard output, everything else to standard error.
 
+mod bench;
+mod chat;
+mod doctor;
+mod error;
+mod flags;
+mod inspect;
+mod models;
+mod run;
+mod session;
 mod source;
+mod term;
+mod verify;
 
 use std::process::ExitCode;
 
-use source::{Cache, Cached, Notes, Result, Sources, Spec};
+use error::Result;
+use flags::{Cli, Command};
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let (command, spec) = match args[..] {
-        ["pull"] => ("pull", Ok(Spec::Default)),
-        ["list"] => ("list", Ok(Spec::Default)),
-        [command @ ("pull" | "rm"), spec] => (command, Spec::parse(spec)),
-        _ => {
-            eprintln!("usage: ingle pull [SPEC] | list | rm SPEC");
-            return ExitCode::from(2);
-        }
+    term::end_quietly_on_closed_pipe();
+    let cli = match Cli::read(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(error) => error.exit(),
     };
-    let result = match (command, spec) {
-        (_, Err(error)) => {
-            eprintln!("{error}");
-            return ExitCode::from(2);
-        }
-        ("pull", Ok(spec)) => pull(&spec),
-        ("rm", Ok(spec)) => remove(&spec),
-        _ => list(),
-    };
-    match result {
+    match run(&cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
+            eprintln!("{} {}", term::Paint::stderr().bad("error:"), error.line());
+            ExitCode::from(error.exit_code())
         }
     }
 }
 
-/// Fetches a model and prints where it is.
-fn pull(spec: &Spec) -> Result<()> {
-    println!("{}", Sources::from_env()?.resolve(spec, &mut Notes)?.display());
-    Ok(())
-}
-
-/// Prints name, size in bytes and path of every cached model.
-fn list() -> Result<()> {
-    for Cached { name, bytes, path, .. } in Cache::from_env()?.list()? {
-        println!("{name}\t{bytes}\t{}", path.display());
+fn run(command: &Command) -> Result<()> {
+    match command {
+        Command::Run(flags) => run::run(flags),
+        Command::Chat(flags) => chat::chat(flags),
+        Command::Bench(flags) => bench::bench(flags),
+        Command::Verify(flags) => verify::verify(flags),
+        Command::Inspect(flags) => inspect::inspect(flags),
+        Command::Pull(flags) => models::pull(flags),
+        Command::List => models::list(),
+        Command::Rm(flags) => models::remove(flags),
+        Command::Doctor => doctor::doctor(),
+        Command::Completions(flags) => {
+            clap_complete::generate(flags.shell, &mut Cli::grammar(), "ingle", &mut std::io::stdout());
+            Ok(())
+        }
     }
-    Ok(())
-}
-
-/// Removes models from the cache and prints what they were.
-fn remove(spec: &Spec) -> Result<()> {
-    for Cached { name, bytes, path, .. } in Cache::from_env()?.remove(spec, &mut Notes)? {
-        println!("{name}\t{bytes}\t{}", path.display());
-    }
-    Ok(())
 }

@@ -6,12 +6,13 @@
 use std::path::PathBuf;
 
 pub mod batch;
+pub mod handle;
 pub mod kv;
 pub mod request;
 pub mod runner;
+pub mod sampler;
 pub mod scheduler;
 pub mod step;
-pub mod sampler;
 pub mod text;
 pub mod verify;
 
@@ -40,7 +41,9 @@ pub enum Error {
         vocabulary: usize,
     },
     /// No sequence can go on.
-    #[error("no sequence fits the KV pool of {pages} pages: raise the context or send fewer requests together")]
+    #[error(
+        "no sequence fits the KV pool of {pages} pages: raise the context or send fewer requests together"
+    )]
     Stuck {
         /// Pages of the pool.
         pages: usize,

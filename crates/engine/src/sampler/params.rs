@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 use ingle_tensor::gguf::Metadata;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// Most alternatives reported with a token.
@@ -11,7 +11,7 @@ pub const MAX_LOGPROBS: usize = 20;
 
 /// Sampling settings as they are given: everything optional, nothing checked. Absent means "as the model says, else the
 /// default".
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Settings {
     /// 0 is greedy; from 0 to 100.
@@ -337,11 +337,7 @@ mod tests {
     fn values_outside_their_range_are_named() {
         for (field, value, want) in [
             ("temperature", json!(-1.0), "temperature is -1; it must be a number from 0 to 100"),
-            (
-                "temperature",
-                json!(1e300),
-                "temperature is inf; it must be a number from 0 to 100",
-            ),
+            ("temperature", json!(1e300), "temperature is inf; it must be a number from 0 to 100"),
             ("top_k", json!(-2), "top_k is -2; it must be -1 (all), 0 or more"),
             ("top_p", json!(1.5), "top_p is 1.5; it must be a number from 0 to 1"),
             ("min_p", json!(-0.1), "min_p is -0.1; it must be a number from 0 to 1"),

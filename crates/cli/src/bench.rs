@@ -1,0 +1,97 @@
+//! `ingle bench`: tokens per second, and what share they are of what this machine can do.
+//!
+//! ```text
+//! workload   what is timed: prefill and decode, with the bytes and operations they need
+//! limits     what the machine can do
+//! report     table, JSON, time by op
+//! ```
+
+mod limits;
+mod report;
+mod workload;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use ingle_engine::step::{Engine, EngineOptions};
+use ingle_graph::{Bucket, PlanOptions};
+use ingle_tensor::Checkpoint;
+
+use crate::error::{Error, Result};
+use crate::flags::Bench;
+use crate::session;
+use crate::term;
+
+use report::{Machine, Outcome};
+use workload::{Sample, Test, Work};
+
+/// Runs every test `--repetitions` times, in turns, and reports.
+pub fn bench(flags: &Bench) -> Result<()> {
+    let tests = tests(flags)?;
+    session::require_cpu(&flags.device)?;
+    let path = session::resolve(flags.model.model.as_ref())?;
+    let start = Instant::now();
+    let checkpoint = Arc::new(Checkpoint::open(&path)?);
+    let options = PlanOptions { numerics: flags.numerics, kv: flags.kv, ..PlanOptions::default() };
+    let context = tests.iter().map(Test::context).max().unwrap_or(2);
+    let sequences = tests.iter().map(|t| t.batch).max().unwrap_or(1);
+    let backend = session::backend(&flags.device);
+    let mut runner = session::load(&checkpoint, backend, options, Some(context), sequences)?;
+    runner.prepare(Bucket::holding(1, 1, 1))?;
+    let load_ms = start.elapsed().as_secs_f64() * 1e3;
+    let device = runner.backend().describe();
+    let mut engine = Engine::new(runner, checkpoint.fingerprint(), EngineOptions::default());
+
+    // Programs are compiled and pages touched before anything is timed.
+    for test in &tests {
+        test.run(&mut engine, 0)?;
+    }
+    let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); tests.len()];
+    for repetition in 1..=u64::from(flags.repetitions) {
+        for (test, samples) in tests.iter().zip(&mut samples) {
+            samples.push(test.run(&mut engine, repetition)?);
+        }
+    }
+    let ops = match flags.ops {
+        true => tests.iter().map(|test| workload::by_op(test, &mut engine)).collect::<Result<_>>()?,
+        false => Vec::new(),
+    };
+    let works: Vec<Work> = tests.iter().map(|test| test.work(&mut engine)).collect::<Result<_>>()?;
+    let peak_memory_bytes = term::peak_memory_bytes();
+    drop(engine);
+    let threads = flags.device.threads.map_or_else(ingle_cpu::physical_cores, usize::from);
+    let limits = limits::measure(threads);
+
+    let outcomes: Vec<Outcome> = tests
+        .iter()
+        .zip(samples)
+        .zip(works)
+        .map(|((test, samples), work)| Outcome::new(test, &samples, work, &limits))
+        .collect();
+    let machine =
+        Machine { device, threads, limits, peak_memory_bytes, load_ms, model: session::name(&path) };
+    match flags.json {
+        true => report::print_json(&machine, &outcomes, &ops),
+        false => report::print_table(&machine, &outcomes, &ops),
+    }
+}
+
+/// Prefill tests first, then decode tests by depth, for each batch size.
+fn tests(flags: &Bench) -> Result<Vec<Test>> {
+    let mut tests = Vec::new();
+    for &batch in &flags.batch {
+        let batch = usize::from(batch);
+        for &tokens in flags.prefill.iter().filter(|&&n| n > 0) {
+            tests.push(Test { kind: workload::Kind::Prefill, tokens, depth: 0, batch });
+        }
+        for &depth in &flags.depth {
+            for &tokens in flags.decode.iter().filter(|&&n| n > 0) {
+                tests.push(Test { kind: workload::Kind::Decode, tokens, depth, batch });
+            }
+        }
+    }
+    match tests.is_empty() {
+        true => Err(Error::Usage("nothing to measure: -p and -n are both 0".into())),
+        false => Ok(tests),
+    }
+}

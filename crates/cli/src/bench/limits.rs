@@ -1,0 +1,222 @@
+//! What this machine can do: read bandwidth from memory and int8 products, with the threads that the benchmark uses.
+//! Tokens per second mean little without them.
+
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Bytes read, past any cache.
+const BUFFER_BYTES: usize = 1 << 30;
+
+/// Passes over the buffer; the best counts.
+const PASSES: usize = 4;
+
+/// How long each thread multiplies.
+const PRODUCTS_TIME: Duration = Duration::from_millis(150);
+
+/// Rates of this machine.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limits {
+    /// Sequential reads from memory, 10^9 bytes a second, all threads together.
+    pub read_gb_per_second: f64,
+    /// int8 multiplications and additions, 10^12 a second, all threads together, by the widest vector instruction that
+    /// ingle's kernels use here.
+    pub int8_tops: f64,
+}
+
+/// Measures both with `threads` threads; takes about a second and 1 GiB for that time.
+pub fn measure(threads: usize) -> Limits {
+    Limits { read_gb_per_second: read_rate(threads) / 1e9, int8_tops: product_rate(threads) / 1e12 }
+}
+
+/// Bytes a second.
+fn read_rate(threads: usize) -> f64 {
+    let mut buffer: Vec<u64> = Vec::with_capacity(BUFFER_BYTES / 8);
+    huge_pages(&mut buffer);
+    // Written, not zero-filled: untouched pages would all be the same page of zeros.
+    buffer.extend((0..BUFFER_BYTES as u64 / 8).map(|i| i ^ 0x9e37_79b9));
+    let share = buffer.len().div_ceil(threads);
+    let best = (0..PASSES)
+        .map(|_| {
+            together(threads, |thread| {
+                let part = buffer.chunks(share).nth(thread).unwrap_or_default();
+                black_box(sum(part));
+            })
+        })
+        .fold(f64::INFINITY, f64::min);
+    BUFFER_BYTES as f64 / best
+}
+
+/// Runs `f` on so many threads at once; seconds from the common start to the end of the last.
+fn together(threads: usize, f: impl Fn(usize) + Sync) -> f64 {
+    let start_line = Barrier::new(threads + 1);
+    thread::scope(|scope| {
+        for thread in 0..threads {
+            let (f, start_line) = (&f, &start_line);
+            scope.spawn(move || {
+                start_line.wait();
+                f(thread);
+                start_line.wait();
+            });
+        }
+        start_line.wait();
+        let start = Instant::now();
+        start_line.wait();
+        start.elapsed().as_secs_f64()
+    })
+}
+
+fn huge_pages(buffer: &mut Vec<u64>) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: the range is this vector's own allocation; the advice changes how it is backed and not what it holds.
+    unsafe {
+        const PAGE: usize = 4096;
+        let start = (buffer.as_mut_ptr() as usize).next_multiple_of(PAGE);
+        let end = buffer.as_mut_ptr() as usize + 8 * buffer.capacity();
+        libc::madvise(start as *mut libc::c_void, end.saturating_sub(start), libc::MADV_HUGEPAGE);
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = buffer;
+}
+
+/// Reads everything, in as wide loads as the processor has.
+fn sum(words: &[u64]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: the processor has the feature.
+            return unsafe { x86::sum_avx512(words) };
+        }
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the processor has the feature.
+            return unsafe { x86::sum_avx2(words) };
+        }
+    }
+    sum_lanes(words)
+}
+
+/// Independent sums, so that the loop vectorizes and waits for nothing but memory.
+#[inline(always)]
+fn sum_lanes(words: &[u64]) -> u64 {
+    let (chunks, rest) = words.as_chunks::<32>();
+    let mut lanes = [0u64; 32];
+    for chunk in chunks {
+        for (lane, word) in lanes.iter_mut().zip(chunk) {
+            *lane = lane.wrapping_add(*word);
+        }
+    }
+    lanes.iter().chain(rest).fold(0, |a, b| a.wrapping_add(*b))
+}
+
+/// Multiplications and additions a second.
+fn product_rate(threads: usize) -> f64 {
+    let counts: Vec<std::sync::atomic::AtomicU64> = (0..threads).map(|_| Default::default()).collect();
+    let seconds = together(threads, |thread| {
+        let start = Instant::now();
+        let mut operations = 0;
+        while start.elapsed() < PRODUCTS_TIME {
+            operations += products();
+        }
+        counts[thread].store(operations, std::sync::atomic::Ordering::Relaxed);
+    });
+    counts.into_iter().map(|count| count.into_inner() as f64).sum::<f64>() / seconds
+}
+
+/// Multiplies int8 from registers for a few microseconds; how many multiplications and additions it was.
+fn products() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512f") {
+            // SAFETY: the processor has the features.
+            return unsafe { x86::products_vnni() };
+        }
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the processor has the feature.
+            return unsafe { x86::products_avx2() };
+        }
+    }
+    products_plain()
+}
+
+fn products_plain() -> u64 {
+    const ROUNDS: usize = 256;
+    let (a, b) = (black_box([3i8; 256]), black_box([5i8; 256]));
+    let mut sum = 0i32;
+    for _ in 0..ROUNDS {
+        sum =
+            sum.wrapping_add(black_box(&a).iter().zip(&b).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum());
+    }
+    black_box(sum);
+    (2 * 256 * ROUNDS) as u64
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+    use std::hint::black_box;
+
+    /// Independent accumulators: more than latency times throughput of the product.
+    const CHAINS: usize = 12;
+    const ROUNDS: usize = 4096;
+
+    #[target_feature(enable = "avx512f")]
+    pub fn sum_avx512(words: &[u64]) -> u64 {
+        super::sum_lanes(words)
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub fn sum_avx2(words: &[u64]) -> u64 {
+        super::sum_lanes(words)
+    }
+
+    /// 64 products and additions per instruction.
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    pub fn products_vnni() -> u64 {
+        let (a, b) = (black_box(_mm512_set1_epi8(3)), black_box(_mm512_set1_epi8(5)));
+        let mut acc = [_mm512_setzero_si512(); CHAINS];
+        for _ in 0..ROUNDS {
+            for acc in &mut acc {
+                *acc = _mm512_dpbusd_epi32(*acc, a, b);
+            }
+        }
+        black_box(acc);
+        (2 * 64 * CHAINS * ROUNDS) as u64
+    }
+
+    /// 32 products per multiplication, widened in two further instructions, as the kernels do.
+    #[target_feature(enable = "avx2")]
+    pub fn products_avx2() -> u64 {
+        let (a, b) = (black_box(_mm256_set1_epi8(3)), black_box(_mm256_set1_epi8(5)));
+        let ones = _mm256_set1_epi16(1);
+        let mut acc = [_mm256_setzero_si256(); CHAINS];
+        for _ in 0..ROUNDS {
+            for acc in &mut acc {
+                // The operand passes through the accumulator, so that the product is not computed once for all rounds.
+                let a = _mm256_xor_si256(a, *acc);
+                let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), b);
+                *acc = _mm256_add_epi32(*acc, _mm256_madd_epi16(pairs, ones));
+            }
+        }
+        black_box(acc);
+        (2 * 32 * CHAINS * ROUNDS) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_agree_on_every_path() {
+        let words: Vec<u64> = (0..1003).map(|i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+        let want = words.iter().fold(0u64, |a, b| a.wrapping_add(*b));
+        assert_eq!((sum(&words), sum_lanes(&words)), (want, want));
+    }
+
+    #[test]
+    fn a_rate_is_within_reason() {
+        let rate = product_rate(1) / 1e12;
+        assert!((1e-5..100.0).contains(&rate), "{rate} TOPS on one thread");
+    }
+}

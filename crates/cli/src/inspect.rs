@@ -1,0 +1,314 @@
+//! `ingle inspect`: what a model is and what it needs, before it is loaded, from the objects that would run.
+
+use std::collections::BTreeMap;
+use std::io::{Write, stdout};
+
+use ingle_engine::runner::{kv_bytes, kv_plan};
+use ingle_engine::step::EngineOptions;
+use ingle_graph::op::{Weight, WeightUse};
+use ingle_graph::{Bucket, CONTRACT_VERSION, KvPlan, PlanKey, PlanOptions, Program, dump, passes};
+use ingle_models::Model;
+use ingle_tensor::gguf::Value as GgufValue;
+use ingle_tensor::{Checkpoint, Source};
+use serde_json::{Map, Value, json};
+
+use crate::error::{Error, Result};
+use crate::flags::Inspect;
+use crate::session;
+use crate::term::{Paint, bytes, thousands};
+
+/// Longest array that JSON shows whole; longer ones are vocabularies.
+const ARRAY_MAX: usize = 64;
+
+/// Prints what was asked for. A model of an unknown family still shows its metadata and tensors before the error.
+pub fn inspect(flags: &Inspect) -> Result<()> {
+    let path = session::resolve(Some(&flags.model))?;
+    let checkpoint = Checkpoint::open(&path)?;
+    let planned = Model::open(&checkpoint).map_err(Error::from).and_then(|model| Plan::new(model, flags));
+    if let (Some(file), Ok(plan)) = (&flags.graph, &planned) {
+        let graph = passes::optimize(&plan.model.graph, &plan.decode.key)?;
+        std::fs::write(file, dump::graph_dot(&graph)).map_err(|e| Error::io("write", file, e))?;
+    }
+    match (flags.json, flags.plan) {
+        (true, _) => writeln!(stdout(), "{:#}", json(&checkpoint, planned.as_ref(), flags.plan))?,
+        (false, true) => {
+            let plan = planned?;
+            write!(stdout(), "{}", dump::program_text(&plan.decode))?;
+            return Ok(());
+        }
+        (false, false) => print(&checkpoint, planned.as_ref())?,
+    }
+    planned.map(|_| ())
+}
+
+/// A model with its programs and its memory, to the byte.
+struct Plan {
+    model: Model,
+    options: PlanOptions,
+    kv: KvPlan,
+    /// One sequence, one token.
+    decode: Program,
+    memory: Memory,
+}
+
+/// Bytes of everything that lives as long as the model is loaded for one conversation.
+struct Memory {
+    /// Most tokens of one step.
+    step_tokens: usize,
+    weights: u64,
+    kv: u64,
+    arena: u64,
+    rope_tables: u64,
+    outputs: u64,
+}
+
+impl Memory {
+    fn total(&self) -> u64 {
+        self.weights + self.kv + self.arena + self.rope_tables + self.outputs
+    }
+}
+
+impl Plan {
+    fn new(model: Model, flags: &Inspect) -> Result<Self> {
+        let options = session::plan_options(&flags.options);
+        let kv = kv_plan(session::context(&model, flags.options.context), 1);
+        let step_tokens = EngineOptions::default().step_tokens.min(kv.context);
+        let compile = |t| -> Result<Program> {
+            Ok(passes::compile(
+                &model.graph,
+                &PlanKey { bucket: Bucket::holding(t, 1, 1), options: options.clone() },
+            )?)
+        };
+        let (decode, largest) = (compile(1)?, compile(step_tokens)?);
+        let bucket = largest.key.bucket;
+        let rope_pairs: usize = model.graph.ropes.iter().map(|r| r.inv_freq.len()).sum();
+        let memory = Memory {
+            step_tokens: bucket.t,
+            weights: model.graph.tensors().iter().map(|(_, bytes)| *bytes as u64).sum(),
+            kv: kv_bytes(&model, &options, &kv),
+            arena: largest.arena_bytes.iter().sum::<usize>() as u64,
+            rope_tables: (kv.context * rope_pairs * 2 * size_of::<f32>()) as u64,
+            outputs: largest.outputs.iter().map(|o| o.ty.bytes(bucket.r) as u64).sum(),
+        };
+        Ok(Self { model, options, kv, decode, memory })
+    }
+
+    /// The weights by kind (`blk.3.attn_q.weight` is of kind `attn_q.weight`) and type, with how they are read.
+    fn kinds(&self) -> Vec<Kind> {
+        let mut kinds: BTreeMap<(String, &str, String), (usize, u64)> = BTreeMap::new();
+        for weight in &self.model.graph.weights {
+            let key = (kind(&weight.name), weight.dtype.name(), arithmetic(weight, &self.options));
+            let (count, bytes) = kinds.entry(key).or_default();
+            *count += 1;
+            *bytes += weight.bytes() as u64;
+        }
+        let rows = kinds.into_iter();
+        rows.map(|((kind, dtype, arithmetic), (count, bytes))| Kind { kind, dtype, arithmetic, count, bytes })
+            .collect()
+    }
+}
+
+/// Weights of one kind and type.
+struct Kind {
+    kind: String,
+    dtype: &'static str,
+    arithmetic: String,
+    count: usize,
+    bytes: u64,
+}
+
+/// The part of a tensor's name that is the same in every layer.
+fn kind(name: &str) -> String {
+    let is_number = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
+    match name.split('.').position(is_number) {
+        Some(at) => name.split('.').skip(at + 1).collect::<Vec<_>>().join("."),
+        None => name.to_string(),
+    }
+}
+
+/// How a weight takes part, in the words of the numeric contract.
+fn arithmetic(weight: &Weight, options: &PlanOptions) -> String {
+    match (weight.used, weight.unit()) {
+        (WeightUse::Rows, _) => "rows looked up".into(),
+        (WeightUse::Vector, _) => "widened to f32".into(),
+        (WeightUse::Matrix, Some(unit)) => {
+            format!("int, {} activations in units of {unit}", options.activations)
+        }
+        (WeightUse::Matrix, None) => options.float.to_string(),
+    }
+}
+
+fn print(checkpoint: &Checkpoint, plan: std::result::Result<&Plan, &Error>) -> Result<()> {
+    let paint = Paint::stdout();
+    let mut out = stdout().lock();
+    let path = checkpoint.path().display();
+    let (total, tensors) = (thousands(checkpoint.total_bytes()), checkpoint.tensors().len());
+    writeln!(out, "{} {path}: {total} bytes, {tensors} tensors", paint.bold("file"))?;
+    if let Ok(Plan { model, .. }) = plan {
+        let c = &model.config;
+        writeln!(
+            out,
+            "{} {}: {} layers, width {}, {} heads ({} for keys) of {}, feed-forward {}, vocabulary {}, context {}",
+            paint.bold("model"),
+            c.family,
+            c.layers,
+            c.hidden,
+            c.heads,
+            c.kv_heads,
+            c.head_dim,
+            c.ffn,
+            c.vocabulary,
+            c.context
+        )?;
+    }
+    writeln!(out, "\n{}", paint.bold("metadata"))?;
+    match checkpoint.source() {
+        Source::Gguf(metadata) => {
+            for (key, value) in metadata.iter() {
+                writeln!(out, "  {key} = {}", shortened(&value.to_string()))?;
+            }
+        }
+        Source::SafeTensors { config, .. } => {
+            for (key, value) in config.as_object().into_iter().flatten() {
+                writeln!(out, "  {key} = {}", shortened(&value.to_string()))?;
+            }
+        }
+    }
+    writeln!(out, "\n{}", paint.bold("tensors"))?;
+    for tensor in checkpoint.tensors() {
+        let shape = format!("{:?}", tensor.shape);
+        let size = thousands(tensor.bytes);
+        writeln!(out, "  {:<40} {:<8} {shape:<20} {size:>14} bytes", tensor.name, tensor.dtype.name())?;
+    }
+    let Ok(plan) = plan else { return Ok(()) };
+    writeln!(out, "\n{} (contract {CONTRACT_VERSION}, {})", paint.bold("arithmetic"), plan.options.numerics)?;
+    for Kind { kind, dtype, arithmetic, count, bytes } in plan.kinds() {
+        let size = thousands(bytes);
+        writeln!(out, "  {kind:<28} {count:>4} x {dtype:<8} {size:>14} bytes  {arithmetic}")?;
+    }
+    let (kv, m) = (&plan.kv, &plan.memory);
+    writeln!(
+        out,
+        "\n{} for one conversation of {} tokens, KV in {}, steps of up to {} tokens",
+        paint.bold("memory"),
+        kv.context,
+        plan.options.kv,
+        m.step_tokens
+    )?;
+    for (what, n) in [
+        ("weights", m.weights),
+        ("keys and values", m.kv),
+        ("arena", m.arena),
+        ("rope tables", m.rope_tables),
+        ("outputs", m.outputs),
+        ("total", m.total()),
+    ] {
+        writeln!(out, "  {what:<16} {:>16} bytes  {}", thousands(n), paint.dim(&bytes(n)))?;
+    }
+    writeln!(out, "one token reads {} bytes of weights", thousands(plan.decode.weight_bytes()))?;
+    Ok(())
+}
+
+/// One line of a terminal.
+fn shortened(text: &str) -> String {
+    const WIDTH: usize = 100;
+    match text.char_indices().nth(WIDTH) {
+        Some((at, _)) => format!("{}... ({} characters)", &text[..at], text.chars().count()),
+        None => text.to_string(),
+    }
+}
+
+fn json(checkpoint: &Checkpoint, plan: std::result::Result<&Plan, &Error>, with_program: bool) -> Value {
+    let metadata = match checkpoint.source() {
+        Source::Gguf(metadata) => {
+            Value::Object(metadata.iter().map(|(key, value)| (key.to_string(), gguf_json(value))).collect())
+        }
+        Source::SafeTensors { config, .. } => config.clone(),
+    };
+    let tensors: Vec<Value> = checkpoint
+        .tensors()
+        .iter()
+        .map(|t| json!({ "name": t.name, "dtype": t.dtype.name(), "shape": t.shape, "bytes": t.bytes }))
+        .collect();
+    let mut object = Map::new();
+    let mut put = |key: &str, value: Value| object.insert(key.into(), value);
+    put("path", checkpoint.path().to_string_lossy().into());
+    put("bytes", checkpoint.total_bytes().into());
+    put("contract", CONTRACT_VERSION.into());
+    match plan {
+        Err(error) => {
+            put("error", error.line().into());
+        }
+        Ok(plan) => {
+            let (c, m) = (&plan.model.config, &plan.memory);
+            put(
+                "model",
+                json!({ "family": c.family, "layers": c.layers, "hidden": c.hidden, "heads": c.heads,
+                    "kv_heads": c.kv_heads, "head_dim": c.head_dim, "ffn": c.ffn, "vocabulary": c.vocabulary,
+                    "context": c.context }),
+            );
+            let kinds: Vec<Value> = plan
+                .kinds()
+                .iter()
+                .map(|k| {
+                    json!({ "kind": k.kind, "dtype": k.dtype, "count": k.count, "bytes": k.bytes,
+                        "arithmetic": k.arithmetic })
+                })
+                .collect();
+            put("numerics", plan.options.numerics.to_string().into());
+            put("arithmetic", kinds.into());
+            put(
+                "memory",
+                json!({ "context": plan.kv.context, "kv_type": plan.options.kv.to_string(),
+                    "step_tokens": m.step_tokens, "weights_bytes": m.weights, "kv_bytes": m.kv,
+                    "arena_bytes": m.arena, "rope_bytes": m.rope_tables, "outputs_bytes": m.outputs,
+                    "total_bytes": m.total() }),
+            );
+            put("weight_bytes_per_token", plan.decode.weight_bytes().into());
+            if with_program {
+                put("plan", dump::program_text(&plan.decode).into());
+            }
+        }
+    }
+    put("metadata", metadata);
+    put("tensors", tensors.into());
+    Value::Object(object)
+}
+
+/// A metadata value; of a long array only its type and length.
+fn gguf_json(value: GgufValue<'_>) -> Value {
+    match value {
+        GgufValue::U8(v) => v.into(),
+        GgufValue::I8(v) => v.into(),
+        GgufValue::U16(v) => v.into(),
+        GgufValue::I16(v) => v.into(),
+        GgufValue::U32(v) => v.into(),
+        GgufValue::I32(v) => v.into(),
+        GgufValue::U64(v) => v.into(),
+        GgufValue::I64(v) => v.into(),
+        GgufValue::F32(v) => v.into(),
+        GgufValue::F64(v) => v.into(),
+        GgufValue::Bool(v) => v.into(),
+        GgufValue::String(v) => String::from_utf8_lossy(v).into(),
+        GgufValue::Array(a) if a.len() > ARRAY_MAX => {
+            json!({ "array_of": a.kind().name(), "length": a.len() })
+        }
+        GgufValue::Array(a) => a.values().map(gguf_json).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_of_tensors() {
+        for (name, want) in [
+            ("blk.12.attn_q.weight", "attn_q.weight"),
+            ("model.layers.3.mlp.up_proj.weight", "mlp.up_proj.weight"),
+            ("token_embd.weight", "token_embd.weight"),
+        ] {
+            assert_eq!(kind(name), want);
+        }
+    }
+}

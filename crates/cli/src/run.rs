@@ -1,0 +1,180 @@
+//! `ingle run`: one answer.
+
+use std::io::{Read, Write, stdin, stdout};
+use std::ops::ControlFlow;
+
+use ingle_engine::handle::{Event, Reply, TextRequest};
+use ingle_engine::text::Conversation;
+use ingle_engine::text::template::NO_TEMPLATE;
+use ingle_graph::CONTRACT_VERSION;
+use serde_json::{Value, json};
+
+use crate::error::{Error, Result};
+use crate::flags::Run;
+use crate::session::{self, Session};
+use crate::term::{self, bytes};
+
+/// Answers one prompt: streamed, or as one JSON object.
+pub fn run(flags: &Run) -> Result<()> {
+    let sampling = flags.sampling.settings()?;
+    session::require_cpu(&flags.device)?;
+    let prompt = read_prompt(flags)?;
+    let mut session = session::open(flags.model.model.as_ref(), &flags.device, &flags.plan)?;
+    let continues = flags.raw || session.handle.language().template().is_none();
+    let request = TextRequest {
+        prompt: tokens(&session, &prompt, continues, flags)?,
+        continues,
+        max_tokens: flags.max_tokens,
+        stop: flags.stop.clone(),
+        sampling,
+        logprobs: (flags.logprobs > 0).then_some(usize::from(flags.logprobs)),
+        ..TextRequest::default()
+    };
+    let mut out = stdout().lock();
+    let mut written = Ok(());
+    let reply = session.handle.generate(request, &mut |event| {
+        if let Some(Event::Text(text)) = event
+            && !flags.json
+        {
+            written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        }
+        if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    written?;
+    if flags.json {
+        writeln!(out, "{}", json(&session, &reply, flags.logprobs > 0))?;
+    } else if !reply.text.ends_with('\n') {
+        writeln!(out)?;
+    }
+    if flags.stats {
+        stats(&mut session, &reply);
+    }
+    Ok(())
+}
+
+/// The prompt: a word of the command line, or standard input.
+fn read_prompt(flags: &Run) -> Result<String> {
+    match flags.prompt.as_deref() {
+        Some("-") => {}
+        Some(prompt) => return Ok(prompt.to_string()),
+        None if term::stdin_is_person() => {
+            return Err(Error::Usage("no PROMPT: give one, or - to read it from standard input".into()));
+        }
+        None => {}
+    }
+    let mut bytes = Vec::new();
+    stdin().lock().read_to_end(&mut bytes)?;
+    let mut text = String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        Error::Refused(format!("standard input is not UTF-8 from byte {at} on: give it as UTF-8 text"))
+    })?;
+    if text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
+        }
+    }
+    match text.is_empty() {
+        true => Err(Error::Usage("no PROMPT: standard input is empty".into())),
+        false => Ok(text),
+    }
+}
+
+/// The prompt as the model reads it: under the chat template, unless there is none or `--raw` says so.
+fn tokens(session: &Session, prompt: &str, continues: bool, flags: &Run) -> Result<Vec<u32>> {
+    let language = session.handle.language();
+    if !continues {
+        let messages = flags.system.iter().map(|text| json!({ "role": "system", "content": text }));
+        let messages = messages.chain([json!({ "role": "user", "content": prompt })]).collect();
+        return Ok(language.chat(&Conversation::new(messages))?);
+    }
+    if flags.system.is_some() {
+        return Err(Error::Refused(
+            "--system: this model has no chat template (a base model), so there is no place for a system message; \
+             write all of the text into the prompt"
+                .into(),
+        ));
+    }
+    if !flags.raw {
+        eprintln!("{NO_TEMPLATE}");
+    }
+    let ids = language.completion(prompt)?;
+    if language.tokenizer().has_doubled_bos(&ids) {
+        eprintln!(
+            "note: the prompt starts with the begin token, and this model's file adds one: there are two now"
+        );
+    }
+    Ok(ids)
+}
+
+/// The object that scripts read.
+fn json(session: &Session, reply: &Reply, with_steps: bool) -> Value {
+    let mut object = json!({
+        "prompt_ids": reply.prompt_ids,
+        "generated_ids": reply.generated_ids,
+        "text": reply.text,
+        "finish_reason": reply.finish_reason.name(),
+        "model": session.name,
+        "device": session.device,
+        "numerics": session.numerics.to_string(),
+        "seed": reply.seed,
+        "contract": CONTRACT_VERSION,
+        "timings": {
+            "load_ms": session.load_ms,
+            "prefill_ms": reply.timings.prefill.as_secs_f64() * 1e3,
+            "decode_ms": reply.timings.decode.as_secs_f64() * 1e3,
+            "prefill_tokens": reply.prefill_tokens(),
+            "decode_tokens": reply.decode_tokens(),
+        },
+    });
+    if with_steps {
+        let steps =
+            reply.steps.iter().map(|step| json!({ "id": step.id, "logprob": step.logprob, "top": step.top }));
+        object["steps"] = steps.collect();
+    }
+    object
+}
+
+/// Where the time went, on standard error.
+fn stats(session: &mut Session, reply: &Reply) {
+    let paint = term::Paint::stderr();
+    let rate = |tokens: usize, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
+    let (prefill, decode) = (reply.timings.prefill.as_secs_f64(), reply.timings.decode.as_secs_f64());
+    let Session { name, device, numerics, arithmetics, load_ms, .. } = &*session;
+    let lines = [
+        ("model", name.clone()),
+        ("device", device.clone()),
+        ("numerics", format!("{numerics}: {arithmetics} (contract {CONTRACT_VERSION})")),
+        ("load", format!("{load_ms:.1} ms")),
+        (
+            "prompt",
+            format!(
+                "{} tokens ({} from the cache) in {:.1} ms, {:.1} tok/s",
+                reply.prompt_ids.len(),
+                reply.cached_tokens,
+                prefill * 1e3,
+                rate(reply.prefill_tokens(), prefill)
+            ),
+        ),
+        (
+            "answer",
+            format!(
+                "{} tokens ({}), {} of them in {:.1} ms, {:.1} tok/s",
+                reply.generated_ids.len(),
+                reply.finish_reason.name(),
+                reply.decode_tokens(),
+                decode * 1e3,
+                rate(reply.decode_tokens(), decode)
+            ),
+        ),
+        ("seed", reply.seed.to_string()),
+        ("peak memory", term::peak_memory_bytes().map_or("unknown".into(), bytes)),
+    ];
+    for (what, said) in &lines {
+        eprintln!("{} {said}", paint.dim(&format!("{what:<12}")));
+    }
+    for path in session.handle.engine().runner().backend().paths() {
+        let declined = path.declined.map_or(String::new(), |why| format!(", declined: {why}"));
+        eprintln!("{} {} x {}{declined}", paint.dim(&format!("{:<12}", "path")), path.path, path.count);
+    }
+}

@@ -1,0 +1,154 @@
+//! From flags to a model that is ready: find the file, map it, load the device, build the tokenizer beside it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use ingle_cpu::{Cpu, CpuOptions};
+use ingle_engine::handle::{Handle, Language};
+use ingle_engine::runner::{Runner, kv_plan};
+use ingle_engine::step::{Engine, EngineOptions};
+use ingle_graph::{Backend, Bucket, Numerics, PlanOptions};
+use ingle_models::Model;
+use ingle_tensor::Checkpoint;
+
+use crate::error::{Error, Result};
+use crate::flags::{Device, DeviceFlags, PlanFlags};
+use crate::source::{Sources, Spec};
+use crate::term;
+
+/// Longest context that is taken without being asked for, in tokens.
+const CONTEXT_MAX: usize = 8192;
+
+/// The file or folder that a model flag means, fetched if it has to be.
+pub fn resolve(spec: Option<&Spec>) -> Result<PathBuf> {
+    Ok(Sources::from_env()?.resolve(spec.unwrap_or(&Spec::Default), &mut *term::progress())?)
+}
+
+/// What a model is called in reports: its file without `.gguf`, or its folder.
+pub fn name(path: &Path) -> String {
+    let whole = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let name = whole.file_name().unwrap_or(whole.as_os_str()).to_string_lossy().into_owned();
+    match name.to_ascii_lowercase().strip_suffix(".gguf") {
+        Some(stem) if !stem.is_empty() => name[..stem.len()].to_string(),
+        _ => name,
+    }
+}
+
+/// Refuses what this version has no device for.
+///
+/// # Errors
+/// A GPU, or memory on one, by name.
+pub fn require_cpu(flags: &DeviceFlags) -> Result<()> {
+    if let Device::Cuda { index } = flags.device {
+        return Err(Error::Refused(format!(
+            "--device cuda:{index}: this version runs on the CPU only; leave --device out, or give cpu"
+        )));
+    }
+    if flags.gpu_memory.is_some() {
+        return Err(Error::Refused("--gpu-memory: this version runs on the CPU only; leave it out".into()));
+    }
+    Ok(())
+}
+
+/// A device with nothing loaded.
+pub fn backend(flags: &DeviceFlags) -> Result<Box<dyn Backend>> {
+    require_cpu(flags)?;
+    let options = CpuOptions { threads: flags.threads.map_or(0, usize::from), isa: None };
+    Ok(Box::new(Cpu::new(&options)?))
+}
+
+/// The options of every program.
+pub fn plan_options(flags: &PlanFlags) -> PlanOptions {
+    PlanOptions { numerics: flags.numerics, kv: flags.kv, ..PlanOptions::default() }
+}
+
+/// Tokens of context: those asked for, else the model's own up to a limit.
+pub fn context(model: &Model, asked: Option<usize>) -> usize {
+    asked.unwrap_or(model.config.context.min(CONTEXT_MAX))
+}
+
+/// The arithmetics that a program runs, by name.
+pub fn arithmetics(model: &Model, options: &PlanOptions) -> String {
+    let quantized = model.graph.weights.iter().any(|w| w.unit().is_some());
+    let int = quantized.then(|| format!("int ({} activations)", options.activations));
+    int.into_iter().chain([options.float.to_string()]).collect::<Vec<_>>().join(", ")
+}
+
+/// A model on a device, with its tokenizer.
+pub struct Session {
+    /// Text in, text out.
+    pub handle: Handle,
+    /// What the model is called.
+    pub name: String,
+    /// Device, instruction set and threads.
+    pub device: String,
+    /// The mode asked for.
+    pub numerics: Numerics,
+    /// The arithmetics it stands for here.
+    pub arithmetics: String,
+    /// From the open of a file that is there to the first step that could run.
+    pub load_ms: f64,
+}
+
+/// Opens a model for one conversation: the device packs weights while another thread builds the tokenizer.
+pub fn open(model: Option<&Spec>, device: &DeviceFlags, plan: &PlanFlags) -> Result<Session> {
+    require_cpu(device)?;
+    let path = resolve(model)?;
+    let start = Instant::now();
+    let checkpoint = Arc::new(Checkpoint::open(&path)?);
+    let options = plan_options(plan);
+    let (language, loaded) = thread::scope(|scope| {
+        let language = scope.spawn(|| Language::open(&checkpoint));
+        let loaded = load(&checkpoint, backend(device), options.clone(), plan.context, 1);
+        (language.join(), loaded)
+    });
+    let language = language.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    let mut runner = loaded?;
+    runner.prepare(Bucket::holding(1, 1, 1))?;
+    if let Some(asked) = plan.context
+        && asked > runner.model().config.context
+    {
+        let made_for = runner.model().config.context;
+        eprintln!(
+            "note: -c {asked} is more than the {made_for} tokens this model was made for; expect worse answers"
+        );
+    }
+    let device = runner.backend().describe();
+    let arithmetics = arithmetics(runner.model(), &options);
+    let engine = Engine::new(runner, checkpoint.fingerprint(), EngineOptions::default());
+    let handle = Handle::new(engine, language)?;
+    let load_ms = start.elapsed().as_secs_f64() * 1e3;
+    Ok(Session { handle, name: name(&path), device, numerics: options.numerics, arithmetics, load_ms })
+}
+
+/// Loads a checkpoint on a device, with room for `sequences` sequences.
+pub fn load(
+    checkpoint: &Arc<Checkpoint>,
+    backend: Result<Box<dyn Backend>>,
+    options: PlanOptions,
+    context: Option<usize>,
+    sequences: usize,
+) -> Result<Runner> {
+    let model = Arc::new(Model::open(checkpoint)?);
+    let context = self::context(&model, context);
+    Ok(Runner::new(backend?, model, checkpoint.clone(), options, kv_plan(context, sequences))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_files_and_folders() {
+        for (path, want) in [
+            ("/m/SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct.Q4_1"),
+            ("/m/Qwen3-0.6B", "Qwen3-0.6B"),
+            ("/m/A.GGUF", "A"),
+            ("/m/.gguf", ".gguf"),
+        ] {
+            assert_eq!(name(Path::new(path)), want);
+        }
+    }
+}

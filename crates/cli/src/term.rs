@@ -1,0 +1,238 @@
+//! The terminal: colour and progress bars only where somebody watches, signals, peak memory.
+
+use std::io::{IsTerminal, stderr, stdin, stdout};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::source::{Notes, Progress};
+
+/// Whether standard input comes from a person.
+pub fn stdin_is_person() -> bool {
+    stdin().is_terminal()
+}
+
+/// Colours for one stream: empty strings where it is no terminal, or where NO_COLOR says so.
+#[derive(Debug, Clone, Copy)]
+pub struct Paint(bool);
+
+impl Paint {
+    /// For standard output.
+    pub fn stdout() -> Self {
+        Self(wanted(stdout().is_terminal()))
+    }
+
+    /// For standard error.
+    pub fn stderr() -> Self {
+        Self(wanted(stderr().is_terminal()))
+    }
+
+    fn wrap(self, code: u8, text: &str) -> String {
+        if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
+    }
+
+    /// What matters most.
+    pub fn bold(self, text: &str) -> String {
+        self.wrap(1, text)
+    }
+
+    /// What matters least.
+    pub fn dim(self, text: &str) -> String {
+        self.wrap(2, text)
+    }
+
+    /// What is well.
+    pub fn good(self, text: &str) -> String {
+        self.wrap(32, text)
+    }
+
+    /// What is not.
+    pub fn bad(self, text: &str) -> String {
+        self.wrap(31, text)
+    }
+}
+
+/// NO_COLOR (no-color.org) counts when it holds anything at all.
+fn wanted(is_terminal: bool) -> bool {
+    is_terminal
+        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+        && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// Bars on a terminal, nothing elsewhere; notes are one line on standard error either way.
+pub fn progress() -> Box<dyn Progress> {
+    match stderr().is_terminal() {
+        true => Box::new(Bars { bar: None }),
+        false => Box::new(Notes),
+    }
+}
+
+/// Bars on standard error; nothing is drawn before the first transfer starts.
+#[derive(Debug)]
+struct Bars {
+    bar: Option<ProgressBar>,
+}
+
+impl Progress for Bars {
+    fn start(&mut self, what: &str, bytes_done: u64, bytes_total: Option<u64>) {
+        let (bar, template) = match bytes_total {
+            Some(total) => {
+                (ProgressBar::new(total), "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}")
+            }
+            None => (ProgressBar::no_length(), "{spinner} {msg} {bytes} {elapsed}"),
+        };
+        bar.set_draw_target(ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.set_message(what.to_string());
+        bar.set_position(bytes_done);
+        bar.reset_eta();
+        bar.enable_steady_tick(Duration::from_millis(100));
+        self.bar = Some(bar);
+    }
+
+    fn advance(&mut self, bytes: u64) {
+        if let Some(bar) = &self.bar {
+            bar.inc(bytes);
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn note(&mut self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("{line}")),
+            None => eprintln!("{line}"),
+        }
+    }
+}
+
+/// Ends the process quietly when the reader of standard output has gone, as other filters do.
+pub fn end_quietly_on_closed_pipe() {
+    #[cfg(unix)]
+    // SAFETY: sets a signal's default action before any thread is started.
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+    }
+}
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// While this lives, Ctrl-C does not end the process but is remembered.
+#[derive(Debug)]
+pub struct CtrlC {
+    #[cfg(unix)]
+    before: libc::sighandler_t,
+}
+
+impl CtrlC {
+    /// Starts to catch; an earlier Ctrl-C is forgotten.
+    pub fn catch() -> Self {
+        INTERRUPTED.store(false, Ordering::SeqCst);
+        #[cfg(unix)]
+        {
+            extern "C" fn remember(_: libc::c_int) {
+                INTERRUPTED.store(true, Ordering::SeqCst);
+            }
+            let handler = remember as extern "C" fn(libc::c_int) as libc::sighandler_t;
+            // SAFETY: the handler only stores to an atomic, which is safe at any point of any thread.
+            let before = unsafe { libc::signal(libc::SIGINT, handler) };
+            Self { before }
+        }
+        #[cfg(not(unix))]
+        Self {}
+    }
+
+    /// Whether Ctrl-C was pressed since.
+    pub fn pressed(&self) -> bool {
+        INTERRUPTED.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for CtrlC {
+    fn drop(&mut self) {
+        #[cfg(unix)]
+        // SAFETY: puts back the action that was there before.
+        unsafe {
+            libc::signal(libc::SIGINT, self.before);
+        }
+    }
+}
+
+/// Where state that is no cache lies: `$XDG_STATE_HOME/ingle`, else `~/.local/state/ingle`.
+pub fn state_dir() -> Option<PathBuf> {
+    let var = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let own = || var("XDG_STATE_HOME");
+    let home = || Some(var("HOME").or_else(|| var("USERPROFILE"))?.join(".local/state"));
+    own().or_else(home).map(|dir| dir.join("ingle"))
+}
+
+/// Most memory this process has had in RAM at once, in bytes; `None` where the system does not say.
+pub fn peak_memory_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let kib: u64 = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?
+        .split_whitespace()
+        .next()?
+        .parse()
+        .ok()?;
+    Some(kib * 1024)
+}
+
+/// `123.4 MiB`: bytes for people.
+pub fn bytes(n: u64) -> String {
+    let mut value = n as f64;
+    let mut unit = "B";
+    for next in ["KiB", "MiB", "GiB", "TiB"] {
+        if value < 1024.0 {
+            break;
+        }
+        value /= 1024.0;
+        unit = next;
+    }
+    if unit == "B" { format!("{n} B") } else { format!("{value:.1} {unit}") }
+}
+
+/// `1,234,567`.
+pub fn thousands(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_for_people() {
+        for (n, want) in
+            [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (98_362_432, "93.8 MiB"), (1 << 30, "1.0 GiB")]
+        {
+            assert_eq!(bytes(n), want);
+        }
+        for (n, want) in [(0, "0"), (999, "999"), (1000, "1,000"), (98_362_432, "98,362,432")] {
+            assert_eq!(thousands(n), want);
+        }
+    }
+
+    #[test]
+    fn no_colour_without_a_terminal() {
+        assert_eq!(Paint(false).bad("FAIL"), "FAIL");
+        assert_eq!(Paint(true).bad("FAIL"), "\x1b[31mFAIL\x1b[0m");
+    }
+}

@@ -1,0 +1,100 @@
+//! `ingle verify`: a model against what another implementation computed from the same weights.
+
+use std::io::{Write, stdout};
+use std::sync::Arc;
+
+use ingle_engine::verify::{self, Check, Miss, Report};
+use ingle_tensor::Checkpoint;
+use serde_json::{Value, json};
+
+use crate::error::{Error, Result};
+use crate::flags::Verify;
+use crate::session;
+use crate::term::Paint;
+
+/// Makes every comparison and prints it.
+///
+/// # Errors
+/// [`Error::Differs`] when one is outside its limit.
+pub fn verify(flags: &Verify) -> Result<()> {
+    if flags.replay {
+        return Err(Error::Refused(
+            "--replay compares graphs of a GPU; this version runs on the CPU only".into(),
+        ));
+    }
+    session::require_cpu(&flags.device)?;
+    let path = session::resolve(flags.model.model.as_ref())?;
+    let checkpoint = Arc::new(Checkpoint::open(&path)?);
+    // One device made before, so that what it cannot do is an error and not a panic in the middle.
+    let mut first = Some(session::backend(&flags.device)?);
+    let mut failure = None;
+    let mut device = || match first.take().map_or_else(|| session::backend(&flags.device), Ok) {
+        Ok(backend) => backend,
+        Err(e) => {
+            failure = Some(e);
+            Box::new(ingle_graph::reference::Interpreter::new())
+        }
+    };
+    let report = verify::against(&checkpoint, &flags.against, &mut device)?;
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
+    if flags.json {
+        writeln!(stdout(), "{}", json(&report))?;
+    } else {
+        print(&report)?;
+    }
+    let failed = report.checks.iter().filter(|c| !c.passed()).count();
+    match report.passed() {
+        true => Ok(()),
+        false => Err(Error::Differs { failed, made: report.checks.len() }),
+    }
+}
+
+fn print(report: &Report) -> Result<()> {
+    let paint = Paint::stdout();
+    let mut out = stdout().lock();
+    for check in &report.checks {
+        let Check { arm, what, value, limit, at_least } = check;
+        let verdict = if check.passed() { paint.good("ok") } else { paint.bad("FAIL") };
+        let relation = if *at_least { "at least" } else { "at most" };
+        writeln!(out, "{arm}  {what:<44} {value:<12.6} {relation} {limit:<10} {verdict}")?;
+    }
+    for Miss { arm, at: (prompt, step), ours, reference, margin } in &report.misses {
+        let theirs = reference.iter().map(u32::to_string).collect::<Vec<_>>().join(" then ");
+        writeln!(
+            out,
+            "{arm}  prompt {prompt} step {step}: token {ours}, but the reference has {theirs} (margin {margin:.4})"
+        )?;
+    }
+    for (arm, why) in &report.skipped {
+        writeln!(out, "{}", paint.dim(&format!("{arm}  does not apply: {why}")))?;
+    }
+    if let Some(first) = &report.first_layer {
+        writeln!(out, "first to differ in arm a: {first}")?;
+    }
+    Ok(())
+}
+
+fn json(report: &Report) -> Value {
+    let checks: Vec<Value> = report
+        .checks
+        .iter()
+        .map(|c| {
+            json!({ "arm": c.arm.to_string(), "what": c.what, "value": c.value, "limit": c.limit,
+                "at_least": c.at_least, "ok": c.passed() })
+        })
+        .collect();
+    let misses: Vec<Value> = report
+        .misses
+        .iter()
+        .map(|m| {
+            json!({ "arm": m.arm.to_string(), "prompt": m.at.0, "step": m.at.1, "id": m.ours,
+                "reference": m.reference, "margin": m.margin })
+        })
+        .collect();
+    let skipped: Vec<Value> =
+        report.skipped.iter().map(|(arm, why)| json!({ "arm": arm.to_string(), "why": why })).collect();
+    json!({ "ok": report.passed(), "contract": ingle_graph::CONTRACT_VERSION, "checks": checks, "misses": misses,
+        "skipped": skipped, "first_layer": report.first_layer })
+}

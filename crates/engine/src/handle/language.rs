@@ -1,0 +1,159 @@
+//! What a model's files say about text: tokenizer, chat template, sampling defaults.
+
+use std::fs;
+use std::path::Path;
+
+use ingle_tensor::{Checkpoint, Source};
+use serde_json::Value as Json;
+
+use super::{Error, Result};
+use crate::sampler::Settings;
+use crate::text::tokenizer::Specials;
+use crate::text::{ChatTemplate, Conversation, Tokenizer};
+
+/// How a model reads and writes.
+#[derive(Debug)]
+pub struct Language {
+    tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+    defaults: Settings,
+}
+
+impl Language {
+    /// Reads the metadata of a GGUF file, or the small files of a safetensors folder: `tokenizer.json`,
+    /// `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json`.
+    ///
+    /// # Errors
+    /// A tokenizer that is missing or of an unknown kind; a template that does not compile; a damaged file.
+    pub fn open(checkpoint: &Checkpoint) -> Result<Self> {
+        match checkpoint.source() {
+            Source::Gguf(metadata) => {
+                let tokenizer = Tokenizer::from_gguf(metadata)?;
+                let text = |key| metadata.str_opt(key);
+                let template = text("tokenizer.chat_template")?.map(String::from);
+                let tool_use = text("tokenizer.chat_template.tool_use")?.map(String::from);
+                let defaults = Settings::from_gguf(metadata)?;
+                Self::new(tokenizer, Templates { template, tool_use }, defaults)
+            }
+            Source::SafeTensors { dir, .. } => {
+                let tokenizer = Tokenizer::from_dir(dir)?;
+                let defaults = json(&dir.join("generation_config.json"))?
+                    .map_or_else(Settings::default, |config| Settings::from_generation_config(&config));
+                Self::new(tokenizer, Templates::in_folder(dir)?, defaults)
+            }
+        }
+    }
+
+    fn new(tokenizer: Tokenizer, templates: Templates, defaults: Settings) -> Result<Self> {
+        let (bos, eos) = (tokenizer.spelling(tokenizer.bos()), tokenizer.spelling(tokenizer.eos()));
+        let template = match (templates.template, templates.tool_use) {
+            (Some(source), None) => Some(ChatTemplate::new(&source, &bos, &eos)?),
+            (Some(source), Some(tool_use)) => {
+                Some(ChatTemplate::new(&source, &bos, &eos)?.with_tool_use(&tool_use)?)
+            }
+            (None, _) => None,
+        };
+        Ok(Self { tokenizer, template, defaults })
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The chat template; a base model has none.
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_ref()
+    }
+
+    /// The model's own sampling settings.
+    pub fn defaults(&self) -> &Settings {
+        &self.defaults
+    }
+
+    /// Tokens of a text to be continued as it is; spellings of special tokens in it are those tokens.
+    ///
+    /// # Errors
+    /// A text that cannot be tokenized.
+    pub fn completion(&self, text: &str) -> Result<Vec<u32>> {
+        Ok(self.tokenizer.encode_prompt(text, Specials::Parse)?)
+    }
+
+    /// Tokens of a conversation under the model's template; spellings of special tokens in messages stay text.
+    ///
+    /// # Errors
+    /// [`Error::NoTemplate`] for a base model; a template that refuses the conversation.
+    pub fn chat(&self, conversation: &Conversation) -> Result<Vec<u32>> {
+        let template = self.template.as_ref().ok_or(Error::NoTemplate)?;
+        let rendered = template.render(conversation, self.tokenizer.guard())?;
+        Ok(self.tokenizer.encode_chat(&rendered)?)
+    }
+}
+
+/// Sources of a model's templates.
+#[derive(Default)]
+struct Templates {
+    template: Option<String>,
+    tool_use: Option<String>,
+}
+
+impl Templates {
+    /// `chat_template.jinja`, else the field `chat_template` of `chat_template.json` or `tokenizer_config.json`: a text,
+    /// or a list of texts with names.
+    fn in_folder(dir: &Path) -> Result<Self> {
+        let path = dir.join("chat_template.jinja");
+        if path.exists() {
+            let source = fs::read_to_string(&path).map_err(|e| Error::file(&path, e))?;
+            return Ok(Self { template: Some(source), tool_use: None });
+        }
+        for name in ["chat_template.json", "tokenizer_config.json"] {
+            let config = json(&dir.join(name))?.unwrap_or_default();
+            let text = |value: &Json| value.as_str().map(String::from);
+            match &config["chat_template"] {
+                Json::String(source) => return Ok(Self { template: Some(source.clone()), tool_use: None }),
+                Json::Array(named) => {
+                    let find = |name: &str| {
+                        named.iter().find(|t| t["name"] == name).and_then(|t| text(&t["template"]))
+                    };
+                    return Ok(Self { template: find("default"), tool_use: find("tool_use") });
+                }
+                _ => {}
+            }
+        }
+        Ok(Self::default())
+    }
+}
+
+/// The JSON of a file, if it is there.
+fn json(path: &Path) -> Result<Option<Json>> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let text = fs::read_to_string(path).map_err(|e| Error::file(path, e))?;
+    serde_json::from_str(&text).map(Some).map_err(|e| Error::file(path, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn templates_are_found_where_folders_keep_them() {
+        let write = |files: &[(&str, &str)]| {
+            let dir = tempfile::tempdir().unwrap();
+            files.iter().for_each(|(name, text)| fs::write(dir.path().join(name), text).unwrap());
+            let found = Templates::in_folder(dir.path()).map(|t| (t.template, t.tool_use));
+            found.map_err(|e| e.to_string())
+        };
+        let some = |text: &str| Some(text.to_string());
+        assert_eq!(write(&[]), Ok((None, None)));
+        assert_eq!(write(&[("chat_template.jinja", "a")]), Ok((some("a"), None)));
+        assert_eq!(write(&[("tokenizer_config.json", r#"{"chat_template": "b"}"#)]), Ok((some("b"), None)));
+        assert_eq!(write(&[("tokenizer_config.json", r#"{"bos_token": "x"}"#)]), Ok((None, None)));
+        assert_eq!(write(&[("chat_template.json", r#"{"chat_template": "c"}"#)]), Ok((some("c"), None)));
+        let named = r#"{"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}"#;
+        assert_eq!(write(&[("tokenizer_config.json", named)]), Ok((some("d"), some("t"))));
+        let broken = write(&[("tokenizer_config.json", "{")]).unwrap_err();
+        assert!(broken.contains("tokenizer_config.json"), "{broken}");
+    }
+}
