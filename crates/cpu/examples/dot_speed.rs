@@ -66,7 +66,15 @@ fn seconds(isa: Isa, packed: &Packed, x_rows: usize, repeats: usize) -> f64 {
         let start = Instant::now();
         // SAFETY: the output holds all rows, and this is the only thread.
         unsafe {
-            packed.product(isa, &activations, 0..x_rows, 0..packed.tiles(), to, Tail::default(), &mut scratch);
+            packed.product(
+                isa,
+                &activations,
+                0..x_rows,
+                0..packed.tiles(),
+                to,
+                Tail::default(),
+                &mut scratch,
+            );
         }
         best = best.min(start.elapsed().as_secs_f64());
     }

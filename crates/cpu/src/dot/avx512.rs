@@ -52,7 +52,7 @@ impl Engine for Avx512 {
                 return plane!(g);
             }
             let both = plane!(g / 2);
-            let low = if g % 2 == 0 { both } else { _mm512_srli_epi16::<4>(both) };
+            let low = if g.is_multiple_of(2) { both } else { _mm512_srli_epi16::<4>(both) };
             let low = _mm512_and_si512(low, _mm512_set1_epi8(0x0F));
             let high = match (bits, g) {
                 (5, 0) => _mm512_slli_epi16::<4>(plane!(4)),
@@ -200,6 +200,8 @@ impl Engine for Avx512 {
         unsafe { _mm512_storeu_ps(to, a) }
     }
 
+    // The address passes through; nothing is read.
+    #[allow(clippy::pointers_in_nomem_asm_block)]
     #[inline(always)]
     unsafe fn in_register(mut at: *const u8) -> *const u8 {
         unsafe { std::arch::asm!("/* {} */", inout(reg) at, options(pure, nomem, nostack, preserves_flags)) };

@@ -24,7 +24,7 @@ pub(super) struct Call<'a> {
 }
 
 /// Bytes ahead of its reading that a kernel asks memory for weights.
-const PREFETCH: usize = 2048;
+const PREFETCH: usize = 8192;
 
 /// Calls a macro with each word of a group, in order.
 macro_rules! each_word {
@@ -144,7 +144,7 @@ unsafe fn finish(sums: &[f32; TILE], first: usize, lanes: usize, row: usize, cal
         if let Some(residual) = call.tail.residual {
             let residual = residual.at(row, first);
             for lane in 0..lanes {
-                y[lane] = *residual.add(lane) + y[lane];
+                y[lane] += *residual.add(lane);
             }
         }
         std::ptr::copy_nonoverlapping(y.as_ptr(), out, lanes);

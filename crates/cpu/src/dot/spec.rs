@@ -56,7 +56,10 @@ impl Spec {
 
     /// Pairs of sub-scales in a unit.
     pub const fn pairs(&self) -> usize {
-        if self.sub == 0 { 0 } else { self.unit() / self.sub / 2 }
+        match self.unit().checked_div(self.sub) {
+            Some(sub_scales) => sub_scales / 2,
+            None => 0,
+        }
     }
 
     /// Offset of the sub-scales in a scale record.
