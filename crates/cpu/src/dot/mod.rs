@@ -228,8 +228,13 @@ impl Packed {
     /// Bytes of scratch that products of at most `rows` activation rows need, with any instruction set.
     pub fn scratch_bytes(&self, digits: usize, rows: usize) -> usize {
         let at_once = Isa::ALL.iter().map(|&isa| self.rows_at_once(isa, digits)).max().unwrap_or(0);
+        self.block_bytes(digits, rows.min(at_once))
+    }
+
+    /// Bytes of scratch for the panels of this many rows.
+    fn block_bytes(&self, digits: usize, rows: usize) -> usize {
         // The last panel of a group may have one row more than there are rows.
-        self.expanded_bytes() + self.panel_bytes(rows.min(at_once) + GROUPS_MAX, digits)
+        self.expanded_bytes() + self.panel_bytes(rows + GROUPS_MAX, digits)
     }
 
     /// Bytes of a panel of this many rows; of several panels with as many rows in all.
@@ -296,15 +301,16 @@ impl Packed {
         assert!(tail.bias.is_none_or(|bias| bias.len() >= self.rows), "bias for {self:?}");
         debug_assert!(isa.available(), "{isa:?}");
         let digits = layout.digits;
-        let bytes = scratch.bytes(self.scratch_bytes(digits, x_rows.len()));
+        let at_once = self.rows_at_once(isa, digits);
+        let bytes = scratch.bytes(self.block_bytes(digits, x_rows.len().min(at_once)));
         let write_panel = dispatch::panel_writer(self.spec.dtype);
         let mut row = x_rows.start;
         while row < x_rows.end {
             // Panels of as many rows as fit, in groups of equal height: the tallest, then what remains.
-            let block = row..x_rows.end.min(row + self.rows_at_once(isa, digits));
+            let block = row..x_rows.end.min(row + at_once);
             let mut groups = [None; GROUPS_MAX];
             let mut used = 0;
-            // SAFETY: `scratch_bytes` counts the expanded tile first.
+            // SAFETY: `block_bytes` counts the expanded tile first.
             let mut at = unsafe { bytes.add(self.expanded_bytes()) };
             while row < block.end {
                 let group = dispatch::next_group(isa, block.end - row, digits);
