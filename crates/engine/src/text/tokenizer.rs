@@ -24,7 +24,7 @@ use super::template::Rendered;
 use added::{AddedToken, AddedTokens};
 use bpe::BytePairs;
 use library::Library;
-use merge::Merger;
+use merge::Scratch;
 use spm::SentencePieces;
 use vocabulary::{Kind, Vocabulary};
 
@@ -238,16 +238,16 @@ impl Tokenizer {
             return library.encode(text, armed);
         }
         let mut ids = Vec::with_capacity(text.len() / 3);
-        let mut merger = Merger::default();
+        let mut scratch = Scratch::default();
         for piece in self.added.split(text, armed) {
             let part = &text[piece.range];
             match (piece.token, &self.model) {
                 (Some(id), _) => ids.push(id),
                 (None, Model::BytePairs(model)) => {
-                    model.encode(&self.vocabulary, part, &mut merger, &mut ids)
+                    model.encode(&self.vocabulary, part, &mut scratch, &mut ids)
                 }
                 (None, Model::SentencePieces(model)) => {
-                    model.encode(&self.vocabulary, part, &mut merger, &mut ids)
+                    model.encode(&self.vocabulary, part, &mut scratch, &mut ids)
                 }
                 (None, Model::Library(_)) => {}
             }

@@ -32,17 +32,26 @@ pub(super) struct AddedTokens {
     by_text: HashMap<String, usize>,
     /// For each first byte, the lengths of the tokens that start with it, longest first.
     lengths: Vec<Vec<usize>>,
+    /// Whether a token begins with these two bytes, so that most places in a text need no look-up.
+    beginnings: Vec<bool>,
 }
 
 impl AddedTokens {
     /// Of tokens with the same text the first counts; empty ones are left out.
     pub(super) fn new(tokens: impl IntoIterator<Item = AddedToken>) -> AddedTokens {
-        let mut set = AddedTokens { lengths: vec![Vec::new(); 256], ..AddedTokens::default() };
+        let mut set = AddedTokens {
+            lengths: vec![Vec::new(); 256],
+            beginnings: vec![false; 1 << 16],
+            ..AddedTokens::default()
+        };
         for token in tokens {
             let Some(&first) = token.text.as_bytes().first() else { continue };
             let lengths = &mut set.lengths[usize::from(first)];
             if let Err(at) = lengths.binary_search_by(|length| token.text.len().cmp(length)) {
                 lengths.insert(at, token.text.len());
+            }
+            if let Some(&second) = token.text.as_bytes().get(1) {
+                set.beginnings[two(first, second)] = true;
             }
             set.by_text.entry(token.text.clone()).or_insert(set.tokens.len());
             set.tokens.push(token);
@@ -93,7 +102,13 @@ impl AddedTokens {
         at: usize,
         armed: impl Fn(usize) -> bool,
     ) -> Option<(&AddedToken, usize)> {
-        let lengths = self.lengths.get(usize::from(text.as_bytes()[at]))?;
+        let first = text.as_bytes()[at];
+        let mut lengths = &self.lengths.get(usize::from(first))?[..];
+        let begins = |&second| self.beginnings[two(first, second)];
+        if !text.as_bytes().get(at + 1).is_some_and(begins) {
+            // Only a token of one byte can be here.
+            lengths = &lengths[lengths.partition_point(|&length| length > 1)..];
+        }
         lengths.iter().find_map(|&length| {
             let end = at + length;
             let token = &self.tokens[*self.by_text.get(text.get(at..end)?)?];
@@ -103,6 +118,10 @@ impl AddedTokens {
             (!inside_word && (!token.special || armed(at))).then_some((token, end))
         })
     }
+}
+
+fn two(first: u8, second: u8) -> usize {
+    usize::from(first) << 8 | usize::from(second)
 }
 
 #[cfg(test)]

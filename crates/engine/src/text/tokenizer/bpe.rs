@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::TokenizerError;
-use super::merge::{Merger, NO_TOKEN, Pairs, Symbol};
+use super::merge::{NO_TOKEN, Pairs, Scratch, Symbol};
 use super::split::Family;
 use super::vocabulary::Vocabulary;
 
@@ -48,24 +48,27 @@ impl BytePairs {
         &self,
         vocabulary: &Vocabulary,
         text: &str,
-        merger: &mut Merger,
+        scratch: &mut Scratch,
         ids: &mut Vec<u32>,
     ) {
         let text = if self.family.nfc { composed(text) } else { Cow::Borrowed(text) };
+        let Scratch { merger, repeats } = scratch;
         self.family.split(&text, &mut |word| {
             if self.family.ignore_merges
                 && let Some(id) = vocabulary.find(word.as_bytes())
             {
                 return ids.push(id);
             }
-            for (at, &byte) in word.as_bytes().iter().enumerate() {
-                // A byte without a token is left out, as in the reference library.
-                let id = self.bytes[usize::from(byte)];
-                if id != NO_TOKEN {
-                    merger.push(at, 1, id);
+            repeats.encode(word, ids, |ids| {
+                for (at, &byte) in word.as_bytes().iter().enumerate() {
+                    // A byte without a token is left out, as in the reference library.
+                    let id = self.bytes[usize::from(byte)];
+                    if id != NO_TOKEN {
+                        merger.push(at, 1, id);
+                    }
                 }
-            }
-            merger.run(&self.merges, |symbol| ids.push(symbol.id));
+                merger.run(&self.merges, |symbol| ids.push(symbol.id));
+            });
         });
     }
 }

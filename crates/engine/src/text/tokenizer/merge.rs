@@ -2,7 +2,8 @@
 //! joins. O(n log n) in the length of a word, so that a long one without a split point cannot hold up a request.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
+use std::ops::Range;
 
 /// The id of a symbol that is no token.
 pub(super) const NO_TOKEN: u32 = u32::MAX;
@@ -10,6 +11,9 @@ const NONE: usize = usize::MAX;
 
 /// Words of at most so many symbols are merged by looking at all pairs each time, which is quicker than a queue.
 const SHORT: usize = 32;
+
+/// Longer words, in bytes, are not expected again.
+const REPEATED: usize = 64;
 
 /// A part of a word: `len` bytes at `start`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,6 +124,36 @@ impl Merger {
             self.queue.push(Reverse(Candidate { priority, left, right, len: l.len + r.len, id }));
         }
     }
+}
+
+/// The words of one text that were encoded already, and where their ids are: most words of a text are repeats.
+#[derive(Debug, Default)]
+pub(super) struct Repeats {
+    seen: HashMap<Box<str>, Range<usize>>,
+}
+
+impl Repeats {
+    /// Appends the ids of `word`: a copy of those that are in `ids`, or what `encode` appends. `ids` is always the same
+    /// list.
+    pub(super) fn encode(&mut self, word: &str, ids: &mut Vec<u32>, encode: impl FnOnce(&mut Vec<u32>)) {
+        match self.seen.get(word) {
+            Some(range) => ids.extend_from_within(range.clone()),
+            None => {
+                let start = ids.len();
+                encode(ids);
+                if word.len() <= REPEATED {
+                    self.seen.insert(word.into(), start..ids.len());
+                }
+            }
+        }
+    }
+}
+
+/// What encoding one text needs besides the vocabulary.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    pub(super) merger: Merger,
+    pub(super) repeats: Repeats,
 }
 
 #[cfg(test)]

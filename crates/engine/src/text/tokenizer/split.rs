@@ -308,3 +308,100 @@ impl Scanner<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words<'t>(family: &Family, text: &'t str) -> Vec<&'t str> {
+        let mut words = Vec::new();
+        family.split(text, &mut |word| words.push(word));
+        words
+    }
+
+    /// The reference: each pattern with its look-ahead, by a backtracking engine, cutting what the one before left.
+    fn reference<'t>(patterns: &[SysRegex], text: &'t str) -> Vec<&'t str> {
+        let mut parts = vec![text];
+        for regex in patterns {
+            let cut = |part: &'t str| {
+                let mut cut = Vec::new();
+                let mut done = 0;
+                for (start, end) in regex.find_iter(part) {
+                    cut.extend([&part[done..start], &part[start..end]]);
+                    done = end;
+                }
+                cut.push(&part[done..]);
+                cut.into_iter().filter(|part| !part.is_empty())
+            };
+            parts = parts.into_iter().flat_map(cut).collect();
+        }
+        parts
+    }
+
+    const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+    const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    const DEEPSEEK3: &str = r#"[!"\#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"#;
+
+    /// Random strings of characters that the patterns tell apart, and strings on which families were confused before.
+    #[test]
+    fn words_are_those_of_the_patterns() {
+        let alphabet: Vec<char> =
+            "aabcdDeEfF''sSſtTlLmMvVrR    \t\n\r\u{a0}\u{3000}\u{85}0123٣²Ⅷ.,!?<|>/=éÉ\u{301}東京ぁेक्🙂🚀_-\"Lu\u{1c5}ªʰßK"
+                .chars()
+                .collect();
+        let mut state = 1_u64;
+        let mut random = |below: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 20) as usize % below
+        };
+        let mut texts: Vec<String> =
+            (0..4000).map(|i| (0..i % 30).map(|_| alphabet[random(alphabet.len())]).collect()).collect();
+        texts.extend(
+            [
+                "\n\n",
+                "\n\na",
+                "\n\n\n\n",
+                "=>",
+                "f(y){\n",
+                "90210",
+                "it's IT'S 'LL'",
+                "a   b",
+                "\t\t\tx",
+                "\r\n\r\n",
+                "3.14",
+                "e\u{301}",
+            ]
+            .map(str::to_owned),
+        );
+        for (name, patterns) in [
+            ("gpt-2", &[GPT2][..]),
+            ("smollm", &[r"\p{N}", GPT2]),
+            ("falcon", &[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"]),
+            ("llama-bpe", &[LLAMA3]),
+            ("qwen2", &[&LLAMA3.replace("{1,3}", "")]),
+            ("qwen35", &[QWEN35]),
+            ("gpt-4o", &[O200K]),
+            ("tekken", &[&O200K.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")]),
+            ("deepseek-v3", &[r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3]),
+        ] {
+            let family = Family::named(name).unwrap();
+            let patterns: Vec<SysRegex> = patterns.iter().map(|text| SysRegex::new(text).unwrap()).collect();
+            for text in &texts {
+                assert_eq!(words(&family, text), reference(&patterns, text), "{name} {text:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_family_compiles() {
+        for name in ["default", "deepseek-llm", "deepseek-coder", "hunyuan", "starcoder", "glm4"] {
+            let text = "Hello, wörld 123\n\n 東京 !?";
+            assert_eq!(words(&Family::named(name).unwrap(), text).concat(), text, "{name}");
+        }
+        assert!(Family::named("nobody").is_none());
+    }
+}

@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use super::merge::{Merger, NO_TOKEN, Pairs, Symbol};
+use super::merge::{Merger, NO_TOKEN, Pairs, Scratch, Symbol};
 use super::vocabulary::{Kind, Vocabulary};
 
 /// How SentencePiece writes a space.
@@ -67,7 +67,7 @@ impl SentencePieces {
         &self,
         vocabulary: &Vocabulary,
         text: &str,
-        merger: &mut Merger,
+        scratch: &mut Scratch,
         ids: &mut Vec<u32>,
     ) {
         let mut text =
@@ -75,16 +75,18 @@ impl SentencePieces {
         if self.space_prefix {
             text.to_mut().insert(0, ' ');
         }
+        let Scratch { merger, repeats } = scratch;
+        let mut cut = |part| repeats.encode(part, ids, |ids| self.merge(vocabulary, part, merger, ids));
         let mut start = 0;
         let mut last = ' ';
         for (at, c) in text.char_indices() {
             if c == ' ' && last != ' ' && !self.before_space.contains(&last) {
-                self.merge(vocabulary, &text[start..at], merger, ids);
+                cut(&text[start..at]);
                 start = at;
             }
             last = c;
         }
-        self.merge(vocabulary, &text[start..], merger, ids);
+        cut(&text[start..]);
     }
 
     fn merge(&self, vocabulary: &Vocabulary, part: &str, merger: &mut Merger, ids: &mut Vec<u32>) {
