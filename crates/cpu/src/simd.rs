@@ -119,6 +119,18 @@ pub trait Kernel {
     fn run<V: Vector>(self);
 }
 
+/// Asks for the cache line at an address, which need not be readable, before it is needed.
+#[inline(always)]
+pub fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint: it reads nothing the program can see and cannot fault.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// Most lanes a [`Vector`] has; every width divides it.
 pub const MAX_LANES: usize = 16;
 

@@ -31,6 +31,8 @@ pub struct PageLayout {
     pub padded_dim: usize,
     /// Dim of each row of keys.
     pub order: Vec<u32>,
+    /// Rows of each accumulator, in the order of `order`.
+    pub leaves: [usize; ACCUMULATORS],
     /// Bytes of the keys of one head.
     key_bytes: usize,
     /// Bytes of the values of one head.
@@ -38,7 +40,7 @@ pub struct PageLayout {
 }
 
 /// The order in which a tree over 32 accumulators, upper half onto lower half, needs them depth first: bits reversed.
-pub const fn leaf(step: usize) -> usize {
+const fn leaf(step: usize) -> usize {
     (step as u32).reverse_bits() as usize >> (u32::BITS - ACCUMULATORS.ilog2())
 }
 
@@ -64,6 +66,7 @@ impl PageLayout {
             head_dim,
             padded_dim,
             order,
+            leaves: std::array::from_fn(|step| (leaf(step)..head_dim).step_by(ACCUMULATORS).len()),
             key_bytes: bytes(head_dim),
             value_bytes: bytes(padded_dim),
         }
@@ -90,6 +93,8 @@ impl PageLayout {
 /// # Safety
 /// Of every method: `block` is the keys or values of one head in a page of this type and layout, and indices are inside.
 pub trait Element: Copy {
+    /// Bytes of one element.
+    const BYTES: usize;
     /// Dim-row `row` (whose dim is in unit `unit`) of keys `at..at + LANES`.
     unsafe fn keys<V: Vector>(block: *const u8, layout: &PageLayout, row: usize, unit: usize, at: usize)
     -> V;
@@ -113,6 +118,7 @@ pub struct Q8_0;
 macro_rules! plain {
     ($ty:ident, $bytes:literal, $load:expr) => {
         impl Element for $ty {
+            const BYTES: usize = $bytes;
             #[inline(always)]
             unsafe fn keys<V: Vector>(
                 block: *const u8,
@@ -143,6 +149,7 @@ unsafe fn load_f32<V: Vector>(from: *const u8) -> V {
 }
 
 impl Element for Q8_0 {
+    const BYTES: usize = 1;
     #[inline(always)]
     unsafe fn keys<V: Vector>(
         block: *const u8,

@@ -7,8 +7,8 @@ use ingle_graph::math;
 use ingle_graph::{ATTENTION_CHUNK, KvType, PAGE};
 
 use super::Chunk;
-use crate::kernels::kv::{ACCUMULATORS, BF16, Element, F16, F32, PageLayout, Q8_0, leaf};
-use crate::simd::{Isa, Kernel, Vector};
+use crate::kernels::kv::{ACCUMULATORS, BF16, Element, F16, F32, PageLayout, Q8_0};
+use crate::simd::{Isa, Kernel, Vector, prefetch};
 
 /// Queries that share one read of keys or values.
 pub const TILE: usize = 4;
@@ -73,12 +73,21 @@ impl Product for Scores<'_> {
     #[inline(always)]
     fn run<V: Vector, E: Element, const N: usize>(self) {
         let spec = self.chunk.spec;
+        let pages = self.from / PAGE * PAGE..self.to.next_multiple_of(PAGE);
         // SAFETY: pages of the chunk, and memory for N queries: the fields' promise.
         unsafe {
-            for page in (self.from / PAGE..self.to.div_ceil(PAGE)).map(|page| page * PAGE) {
+            for page in pages.clone().step_by(PAGE) {
                 let block = self.chunk.keys(page);
+                // The values of the first page follow the keys of the last.
+                let last = page + PAGE == pages.end;
+                let next = if last { self.chunk.values(pages.start) } else { self.chunk.keys(page + PAGE) };
                 for at in (0..PAGE).step_by(V::LANES) {
-                    let sums = self.dot::<V, E, N>(block, at);
+                    let sums = match self.chunk.layout.head_dim {
+                        64 => self.dot::<V, E, N, 2>(block, next, at),
+                        128 => self.dot::<V, E, N, 4>(block, next, at),
+                        256 => self.dot::<V, E, N, 8>(block, next, at),
+                        _ => self.dot::<V, E, N, 0>(block, next, at),
+                    };
                     for i in 0..N {
                         let mut s = sums[i].mul(V::splat(spec.scale));
                         if let Some(cap) = spec.softcap {
@@ -94,29 +103,27 @@ impl Product for Scores<'_> {
 }
 
 impl Scores<'_> {
-    /// Dot products of `N` queries with keys `at..at + LANES` of a page, in `f32x32`.
+    /// Dot products of `N` queries with keys `at..at + LANES` of a page, in `f32x32`, with `DIMS` dims to each
+    /// accumulator (0 where they differ). What is read next is asked for meanwhile.
     #[inline(always)]
-    unsafe fn dot<V: Vector, E: Element, const N: usize>(&self, block: *const u8, at: usize) -> [V; N] {
+    unsafe fn dot<V: Vector, E: Element, const N: usize, const DIMS: usize>(
+        &self,
+        block: *const u8,
+        next: *const u8,
+        at: usize,
+    ) -> [V; N] {
         let layout = self.chunk.layout;
-        let mut walk = Walk {
-            block,
-            layout,
-            at,
-            q: self.q,
-            padded: self.chunk.padded,
-            row: 0,
-            whole: layout.head_dim / ACCUMULATORS,
-            rest: layout.head_dim % ACCUMULATORS,
-        };
+        let mut walk = Walk { block, next, layout, at, q: self.q, padded: self.chunk.padded, row: 0 };
         let mut parts = [[V::splat(0.0); N]; ACCUMULATORS / FOUR];
         // SAFETY: the walk reads each of the head's rows of keys once, and as many elements of each query.
         unsafe {
             for (i, part) in parts.iter_mut().enumerate() {
-                let a = walk.leaf::<V, E, N>(FOUR * i);
-                let b = walk.leaf::<V, E, N>(FOUR * i + 1);
-                let c = walk.leaf::<V, E, N>(FOUR * i + 2);
-                let d = walk.leaf::<V, E, N>(FOUR * i + 3);
-                *part = add(add(a, b), add(c, d));
+                let a = walk.leaf::<V, E, N, DIMS>(FOUR * i);
+                let b = walk.leaf::<V, E, N, DIMS>(FOUR * i + 1);
+                let ab = add(a, b);
+                let c = walk.leaf::<V, E, N, DIMS>(FOUR * i + 2);
+                let d = walk.leaf::<V, E, N, DIMS>(FOUR * i + 3);
+                *part = add(ab, add(c, d));
             }
         }
         let [a, b, c, d, e, f, g, h] = parts;
@@ -137,26 +144,27 @@ fn add<V: Vector, const N: usize>(a: [V; N], b: [V; N]) -> [V; N] {
 /// Position in the rows of keys of one head, which are read once and in order.
 struct Walk<'a> {
     block: *const u8,
+    next: *const u8,
     layout: &'a PageLayout,
     at: usize,
     q: *const f32,
     padded: usize,
     row: usize,
-    /// Dims of every accumulator.
-    whole: usize,
-    /// Accumulators that have one more.
-    rest: usize,
 }
 
 impl Walk<'_> {
     /// One accumulator: an FMA chain from +0 over its dims, which are 32 apart.
     #[inline(always)]
-    unsafe fn leaf<V: Vector, E: Element, const N: usize>(&mut self, step: usize) -> [V; N] {
+    unsafe fn leaf<V: Vector, E: Element, const N: usize, const DIMS: usize>(
+        &mut self,
+        step: usize,
+    ) -> [V; N] {
         let mut sum = [V::splat(0.0); N];
-        let dims = self.whole + usize::from(leaf(step) < self.rest);
+        let dims = if DIMS == 0 { self.layout.leaves[step] } else { DIMS };
         for unit in 0..dims {
             // SAFETY: rows below head_dim, in the block and in each padded query.
             unsafe {
+                prefetch(self.next.wrapping_add((self.row * PAGE + self.at) * E::BYTES));
                 let k: V = E::keys(self.block, self.layout, self.row, unit, self.at);
                 for i in 0..N {
                     sum[i] = V::splat(self.q.add(i * self.padded + self.row).read()).fma(k, sum[i]);
@@ -193,13 +201,14 @@ impl Product for Values<'_> {
             // SAFETY: a page of the chunk, and memory for N queries: the fields' promise.
             unsafe {
                 let block = self.chunk.values(from);
+                let next = if to < self.to { self.chunk.values(to) } else { block };
                 let mut d = 0;
                 while d + COLUMNS * V::LANES <= padded {
-                    self.columns::<V, E, N, COLUMNS>(block, from..to, d);
+                    self.columns::<V, E, N, COLUMNS>(block, next, from..to, d);
                     d += COLUMNS * V::LANES;
                 }
                 while d < padded {
-                    self.columns::<V, E, N, 1>(block, from..to, d);
+                    self.columns::<V, E, N, 1>(block, next, from..to, d);
                     d += V::LANES;
                 }
             }
@@ -209,11 +218,12 @@ impl Product for Values<'_> {
 }
 
 impl Values<'_> {
-    /// `C` vectors of dims from `d` on, positions of one page.
+    /// `C` vectors of dims from `d` on, positions of one page. What is read next is asked for meanwhile.
     #[inline(always)]
     unsafe fn columns<V: Vector, E: Element, const N: usize, const C: usize>(
         &self,
         block: *const u8,
+        next: *const u8,
         keys: Range<usize>,
         d: usize,
     ) {
@@ -228,6 +238,10 @@ impl Values<'_> {
             }
             for key in keys {
                 let mut values = [V::splat(0.0); C];
+                let line = (key % PAGE * padded + d) * E::BYTES;
+                for byte in (0..C * V::LANES * E::BYTES).step_by(64) {
+                    prefetch(next.wrapping_add(line + byte));
+                }
                 for c in 0..C {
                     values[c] = E::value(block, layout, key % PAGE, d + c * V::LANES);
                 }
