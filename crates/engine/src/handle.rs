@@ -400,3 +400,6 @@ impl Open {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
