@@ -6,12 +6,16 @@ use ingle_tensor::DType;
 
 use super::engine::Scalar;
 use super::kernel::{self, Call};
+use super::pack;
 use super::panel::{self, Activations};
 use super::spec::{self, Format};
 use crate::simd::Isa;
 
 /// A kernel; its safety contract is that of [`kernel::run`].
 pub(super) type Kernel = unsafe fn(&Call<'_>);
+
+/// Packs a tile: [`pack::pack_tile`].
+pub(super) type TilePacker = fn(&[u8], usize, &mut [u8], &mut [u8]);
 
 /// Writes a panel; its safety contract is that of [`panel::write`].
 pub(super) type PanelWriter = unsafe fn(&Activations<'_>, Range<usize>, usize, *mut u8);
@@ -102,6 +106,11 @@ macro_rules! with_format {
         type $f = spec::$format;
         $body
     }};
+}
+
+/// The packer of a format.
+pub(super) fn tile_packer(dtype: DType) -> TilePacker {
+    with_format!(dtype, F => pack::pack_tile::<F>)
 }
 
 /// The panel writer of a format.

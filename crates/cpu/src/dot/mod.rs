@@ -182,6 +182,7 @@ impl Packed {
         if data.is_empty() {
             return Ok(packed);
         }
+        let pack_tile = dispatch::tile_packer(dtype);
         let base = SharedBytes(packed.data.as_mut_ptr());
         team.run(&|worker, workers| {
             for tile in worker * tiles / workers..(worker + 1) * tiles / workers {
@@ -189,7 +190,7 @@ impl Packed {
                 // SAFETY: tiles are disjoint, inside the buffer, and each is visited by one worker only.
                 let tile = unsafe { base.slice(tile * tile_stride, tile_stride) };
                 let (codes, scales) = tile.split_at_mut(units * spec.code_bytes());
-                pack::pack_tile(spec, source, row_bytes, codes, scales);
+                pack_tile(source, row_bytes, codes, scales);
             }
         });
         Ok(packed)

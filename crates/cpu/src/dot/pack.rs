@@ -1,9 +1,9 @@
-//! From file blocks to a packed tile. The arithmetic is on words of four codes, so that loading runs near the speed
-//! of memory; the file layouts are those of `ingle_tensor::quant`, which the tests hold this to.
+//! From file blocks to a packed tile. The arithmetic is on words of four codes, because a model's whole file passes
+//! through here at load; the file layouts are those of `ingle_tensor::quant`, which the tests hold this to.
 
 use ingle_tensor::DType;
 
-use super::spec::{Min, Spec, TILE};
+use super::spec::{Format, Min, Spec, TILE};
 
 /// Accumulators of a row: unit `u` belongs to accumulator `u % RESIDUES`.
 pub(super) const RESIDUES: usize = 8;
@@ -31,16 +31,19 @@ struct Unit {
 
 /// Packs one tile: `rows` are the file bytes of up to 16 rows. Lanes without a row keep what is in `codes` and
 /// `scales`, the two sections of the tile.
-pub(super) fn pack_tile(spec: &Spec, rows: &[u8], row_bytes: usize, codes: &mut [u8], scales: &mut [u8]) {
-    let block_bytes = spec.dtype.block_bytes();
+pub(super) fn pack_tile<F: Format>(rows: &[u8], row_bytes: usize, codes: &mut [u8], scales: &mut [u8]) {
+    let spec = &const { F::SPEC };
+    let block_bytes = const { F::SPEC.dtype.block_bytes() };
     let mut unit = Unit { words: [0; 64], d: [0; 2], min: [0; 2], sub_scales: [0; 16], sub_mins: [0; 16] };
-    for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
-        let order = packed_order(row_bytes / block_bytes);
-        let records =
-            codes.chunks_exact_mut(spec.code_bytes()).zip(scales.chunks_exact_mut(spec.scale_bytes()));
-        for (u, (codes, scales)) in order.zip(records) {
+    let order = packed_order(row_bytes / block_bytes);
+    let records = codes
+        .chunks_exact_mut(const { F::SPEC.code_bytes() })
+        .zip(scales.chunks_exact_mut(spec.scale_bytes()));
+    for (u, (codes, scales)) in order.zip(records) {
+        for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
             read_block(spec.dtype, &row[u * block_bytes..][..block_bytes], &mut unit);
-            for (group, words) in codes.chunks_exact_mut(spec.group_bytes()).zip(unit.words.as_chunks().0) {
+            let groups = codes.chunks_exact_mut(const { F::SPEC.group_bytes() });
+            for (group, words) in groups.zip(unit.words.as_chunks().0) {
                 write_group(spec.bits, words, lane, group);
             }
             write_scales(spec, &unit, lane, scales);
@@ -48,10 +51,11 @@ pub(super) fn pack_tile(spec: &Spec, rows: &[u8], row_bytes: usize, codes: &mut 
     }
 }
 
+#[inline(always)]
 fn write_group(bits: usize, words: &[u32; 8], lane: usize, group: &mut [u8]) {
     let mut put = |plane: usize, word: u32| {
         let at = plane * 4 * TILE + 4 * lane;
-        group[at..at + 4].copy_from_slice(&word.to_le_bytes());
+        group[at..][..4].copy_from_slice(&word.to_le_bytes());
     };
     if bits == 8 {
         for (g, word) in words.iter().enumerate() {
@@ -74,6 +78,7 @@ fn write_group(bits: usize, words: &[u32; 8], lane: usize, group: &mut [u8]) {
     }
 }
 
+#[inline(always)]
 fn write_scales(spec: &Spec, unit: &Unit, lane: usize, record: &mut [u8]) {
     let mut put = |at: usize, pair: [u8; 2]| record[at + 2 * lane..][..2].copy_from_slice(&pair);
     put(0, unit.d);
@@ -93,15 +98,18 @@ const LOW2: u32 = 0x0303_0303;
 const LOW4: u32 = 0x0F0F_0F0F;
 
 /// Little-endian word `i` of `bytes`.
+#[inline(always)]
 fn word(bytes: &[u8], i: usize) -> u32 {
-    u32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
+    bytes[4 * i..].first_chunk().map_or(0, |word| u32::from_le_bytes(*word))
 }
 
 /// Bits 0..4 of `bits` as bit 4 of each byte of a word.
+#[inline(always)]
 fn spread(bits: u32) -> u32 {
     ((bits & 15).wrapping_mul(0x0020_4081) & LOW1) << 4
 }
 
+#[inline(always)]
 fn read_block(dtype: DType, block: &[u8], unit: &mut Unit) {
     let pair = |at: usize| [block[at], block[at + 1]];
     let words = &mut unit.words;
@@ -168,6 +176,7 @@ fn read_block(dtype: DType, block: &[u8], unit: &mut Unit) {
 }
 
 /// Eight 6-bit (sub-scale, sub-minimum) pairs of Q4_K and Q5_K.
+#[inline(always)]
 fn read_sub_scales(packed: &[u8], unit: &mut Unit) {
     for j in 0..4 {
         let (low, mid, high) = (packed[j], packed[j + 4], packed[j + 8]);
