@@ -315,3 +315,6 @@ impl Backend for Cpu {
         self.paths.iter().cloned().chain([saturated]).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

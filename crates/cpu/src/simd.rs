@@ -204,7 +204,7 @@ pub trait Vector: Lanes {
 
     /// 0, 1, 2, ...
     fn ramp() -> Self;
-    /// The larger of two numbers; unspecified when one is NaN.
+    /// The larger of two numbers; unspecified when one is NaN, and which zero when both are.
     fn max(self, other: Self) -> Self;
     /// The largest integer not above.
     fn floor(self) -> Self;
@@ -316,3 +316,6 @@ impl Vector for f32 {
         self
     }
 }
+
+#[cfg(test)]
+mod tests;

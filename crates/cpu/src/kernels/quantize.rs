@@ -127,3 +127,51 @@ unsafe fn unit<V: Vector, const TWO: bool>(
         a / limit(digits)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::Isa;
+    use ingle_graph::quantize::quantize_row;
+
+    #[test]
+    fn rows_are_quantized_as_the_reference_does() {
+        let mut seed = 1u32;
+        let mut x: Vec<f32> = (0..1024)
+            .map(|i| {
+                seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (seed >> 8) as f32 / 1e6 * if i % 97 == 0 { -30.0 } else { 1.0 } - 8.0
+            })
+            .collect();
+        x[256..288].fill(0.0);
+        x[300] = f32::NAN;
+        x[330] = f32::NEG_INFINITY;
+        x[352..384].iter_mut().for_each(|x| *x *= 1e-34);
+        x[384..416].iter_mut().for_each(|x| *x = x.round() + 0.5);
+        for (unit, digits) in [(32, 1), (256, 1), (32, 2), (256, 2)] {
+            let layout = Layout::new(3, x.len(), unit, digits);
+            let mut want = vec![0xAA; layout.bytes()];
+            quantize_row(&layout, &x, 1, &mut want);
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+                let mut got = vec![0xAA; layout.bytes()];
+                let to = [Quantized { ptr: got.as_mut_ptr(), layout }];
+                // In two spans, as tasks do.
+                for (col, n) in [(0, 768), (768, 256)] {
+                    isa.run(Quantize { x: x[col..].as_ptr(), n, to: &to, row: 1, col });
+                }
+                let scales = layout.scale_offset(0)..layout.sum_offset(0, 0);
+                let float =
+                    |bytes: &[u8], at: usize| f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+                for at in scales.clone().step_by(4) {
+                    let (a, b) = (float(&got, at), float(&want, at));
+                    assert!(
+                        a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()),
+                        "{isa}, {unit}: {a}, {b}"
+                    );
+                }
+                assert_eq!(got[..scales.start], want[..scales.start], "{isa}: digits of {layout:?}");
+                assert_eq!(got[scales.end..], want[scales.end..], "{isa}: sums of {layout:?}");
+            }
+        }
+    }
+}
