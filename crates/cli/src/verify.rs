@@ -58,7 +58,7 @@ fn print(report: &Report) -> Result<()> {
         let Check { arm, what, value, limit, at_least } = check;
         let verdict = if check.passed() { paint.good("ok") } else { paint.bad("FAIL") };
         let relation = if *at_least { "at least" } else { "at most" };
-        writeln!(out, "{arm}  {what:<44} {value:<12.6} {relation} {limit:<10} {verdict}")?;
+        writeln!(out, "{arm}  {what:<44} {:<10} {relation:<8} {limit:<8} {verdict}", figure(*value))?;
     }
     for Miss { arm, at: (prompt, step), ours, reference, margin } in &report.misses {
         let theirs = reference.iter().map(u32::to_string).collect::<Vec<_>>().join(" then ");
@@ -74,6 +74,15 @@ fn print(report: &Report) -> Result<()> {
         writeln!(out, "first to differ in arm a: {first}")?;
     }
     Ok(())
+}
+
+/// Counts as they are, small errors by their power of ten.
+fn figure(value: f64) -> String {
+    match value.abs() {
+        v if v == v.trunc() => format!("{value}"),
+        v if v < 0.001 => format!("{value:.2e}"),
+        _ => format!("{value:.4}"),
+    }
 }
 
 fn json(report: &Report) -> Value {

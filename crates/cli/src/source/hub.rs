@@ -58,6 +58,11 @@ impl Hub {
         Ok(Hub { endpoint, client })
     }
 
+    /// Its address.
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
     /// Fetches the model that `spec` means into `room`; returns the GGUF file (of a split one the first part) or the folder.
     /// A repository with a `config.json` and safetensors is a folder unless a file is named; of several GGUF files the
     /// only one, else the only Q4_K_M, is meant.

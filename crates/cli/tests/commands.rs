@@ -1,0 +1,421 @@
+//! The commands as whole processes, on tiny models: what scripts rely on.
+#![cfg(unix)]
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
+}
+
+fn model() -> String {
+    fixture("gguf/llama-s1/model-legacy.gguf").display().to_string()
+}
+
+/// `ingle` with nothing of this machine within reach but what the test gives it.
+fn ingle(cache: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ingle"));
+    command.env_clear().env("INGLE_CACHE", cache).env("HF_ENDPOINT", "http://127.0.0.1:1").env("PATH", "");
+    command.stdin(Stdio::null());
+    command
+}
+
+fn output(args: &[&str]) -> Output {
+    let cache = TempDir::new().unwrap();
+    ingle(cache.path()).args(args).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    let text = stdout(&output(args));
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+/// Runs, expects this exit code, and returns the one line on standard error.
+fn failure(args: &[&str], code: i32) -> String {
+    let output = output(args);
+    let said = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {output:?}");
+    if code == 1 {
+        assert_eq!(said.lines().count(), 1, "{args:?}: {said}");
+        assert!(said.starts_with("error: "), "{args:?}: {said}");
+    }
+    said
+}
+
+fn with_stdin(args: &[&str], input: &[u8]) -> Output {
+    let cache = TempDir::new().unwrap();
+    let mut child = ingle(cache.path())
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+#[test]
+fn run_as_json() {
+    let model = model();
+    let args = ["run", "-m", &model, "--json", "--greedy", "-n", "12", "--logprobs", "3", "Hello"];
+    let reply = json(&args);
+    assert_eq!(
+        keys(&reply),
+        [
+            "prompt_ids",
+            "generated_ids",
+            "text",
+            "finish_reason",
+            "model",
+            "device",
+            "numerics",
+            "seed",
+            "contract",
+            "timings",
+            "steps"
+        ]
+    );
+    assert_eq!(
+        keys(&reply["timings"]),
+        ["load_ms", "prefill_ms", "decode_ms", "prefill_tokens", "decode_tokens"]
+    );
+    let ids = reply["generated_ids"].as_array().unwrap();
+    assert_eq!((ids.len(), &reply["finish_reason"]), (12, &Value::from("length")));
+    assert_eq!((&reply["model"], &reply["numerics"]), (&Value::from("model-legacy"), &Value::from("fast")));
+    assert_eq!(reply["timings"]["prefill_tokens"], reply["prompt_ids"].as_array().unwrap().len());
+    assert_eq!(reply["timings"]["decode_tokens"], 11);
+    let steps = reply["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), 12);
+    for (step, id) in steps.iter().zip(ids) {
+        assert_eq!((&step["id"], step["top"].as_array().unwrap().len()), (id, 3));
+        // Greedy: the token is the likeliest.
+        assert_eq!((&step["top"][0][0], &step["top"][0][1]), (id, &step["logprob"]));
+    }
+    assert!(json(&["run", "-m", &model, "--json", "--logprobs", "0", "-n", "2", "x"]).get("steps").is_none());
+}
+
+#[test]
+fn the_same_text_however_it_is_asked_for() {
+    let model = model();
+    let run = |more: &[&'static str]| {
+        [&["run", "-m", &model, "--temp", "0.9", "--seed", "7", "-n", "24"], more].concat()
+    };
+    let text = json(&run(&["--json", "Hello"]))["text"].as_str().unwrap().to_string();
+    assert!(!text.is_empty());
+    assert_eq!(stdout(&output(&run(&["Hello"]))), format!("{text}\n"));
+    // Threads, numerics mode and an off switch change nothing.
+    for more in
+        [&["-t", "1"][..], &["-t", "3"], &["--numerics", "exact"], &["--device", "cpu"], &["--json=0"]]
+    {
+        assert_eq!(stdout(&output(&[&run(more)[..], &["Hello"]].concat())), format!("{text}\n"), "{more:?}");
+    }
+    // From standard input, whose last newline is dropped.
+    assert_eq!(stdout(&with_stdin(&run(&["-"]), b"Hello\n")), format!("{text}\n"));
+    assert_eq!(stdout(&with_stdin(&run(&[]), b"Hello")), format!("{text}\n"));
+}
+
+#[test]
+fn a_drawn_seed_is_reported_and_repeats_the_answer() {
+    let model = model();
+    let args = ["run", "-m", &model, "--json", "--temp", "1.5", "-n", "16"];
+    let first = json(&[&args[..], &["Hello"]].concat());
+    let other = json(&[&args[..], &["Hello"]].concat());
+    assert_ne!(first["seed"], other["seed"]);
+    let seed = first["seed"].to_string();
+    let again = json(&[&args[..], &["--seed", &seed, "Hello"]].concat());
+    assert_eq!((&again["text"], &again["seed"]), (&first["text"], &first["seed"]));
+    let stats = output(&["run", "-m", &model, "--stats", "--seed", "99", "-n", "2", "Hello"]);
+    let said = String::from_utf8(stats.stderr).unwrap();
+    for part in ["seed         99", "int (int8 activations), f32x32", "load ", "tok/s", "path "] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+}
+
+#[test]
+fn stop_strings_end_the_text_before_them() {
+    let model = model();
+    let args = ["run", "-m", &model, "--json", "--greedy", "-n", "30", "Hello"];
+    let whole = json(&args)["text"].as_str().unwrap().to_string();
+    // Three characters from the middle, wherever tokens end.
+    let stop: String = whole.chars().skip(10).take(3).collect();
+    let before = &whole[..whole.find(&stop).unwrap()];
+    let reply = json(&[&args[..], &["--stop", "never to be seen", "--stop", &stop]].concat());
+    assert_eq!((&reply["text"], &reply["finish_reason"]), (&Value::from(before), &Value::from("stop")));
+}
+
+#[test]
+fn raw_continues_the_text_itself() {
+    let model = model();
+    let chat = json(&["run", "-m", &model, "--json", "-n", "1", "Hello"]);
+    let raw = json(&["run", "-m", &model, "--json", "-n", "1", "--raw", "Hello"]);
+    let len = |reply: &Value| reply["prompt_ids"].as_array().unwrap().len();
+    assert!(len(&raw) < len(&chat), "{raw} {chat}");
+    // Special tokens count in raw text, and not in a message.
+    let raw = json(&["run", "-m", &model, "--json", "-n", "1", "--raw", "<|im_start|>"]);
+    assert_eq!(raw["prompt_ids"], serde_json::json!([1, 3]));
+    let count = |text: &str| {
+        let reply = json(&["run", "-m", &model, "--json", "-n", "1", text]);
+        reply["prompt_ids"].as_array().unwrap().iter().filter(|id| **id == 3).count()
+    };
+    assert_eq!(count("<|im_start|>"), count("Hello"));
+    // The system message is in the prompt.
+    let with =
+        json(&["run", "-m", &model, "--json", "-n", "1", "--system", "Speak in very long riddles.", "Hello"]);
+    assert_ne!(with["prompt_ids"], chat["prompt_ids"]);
+    assert_eq!(
+        json(&["run", "-m", &model, "--json", "-n", "0", "Hello"])["generated_ids"],
+        serde_json::json!([])
+    );
+}
+
+#[test]
+fn a_base_model_completes_text_with_a_note() {
+    // A safetensors folder whose tokenizer says nothing of a chat.
+    let dir = TempDir::new().unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture("models/llama").join(name), dir.path().join(name)).unwrap();
+    }
+    std::fs::write(dir.path().join("tokenizer.json"), word_tokenizer()).unwrap();
+    let model = dir.path().display().to_string();
+    let output = output(&["run", "-m", &model, "-n", "3", "w5 w6 w7"]);
+    let said = String::from_utf8(output.stderr.clone()).unwrap();
+    assert!(
+        output.status.success() && said.lines().count() == 1 && said.contains("no chat template"),
+        "{output:?}"
+    );
+    assert!(failure(&["run", "-m", &model, "--system", "x", "w5"], 1).contains("no chat template"));
+    assert!(failure(&["chat", "-m", &model], 1).contains("no chat template"));
+}
+
+/// A `tokenizer.json` of 512 words between spaces.
+fn word_tokenizer() -> String {
+    let vocabulary: serde_json::Map<String, Value> = (0..512).map(|i| (format!("w{i}"), i.into())).collect();
+    serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": { "type": "Whitespace" }, "post_processor": null,
+        "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+        "model": { "type": "WordLevel", "vocab": vocabulary, "unk_token": "w0" }
+    })
+    .to_string()
+}
+
+#[test]
+fn failures_are_one_line_and_exit_1() {
+    let model = model();
+    let long = "word ".repeat(400);
+    let dir = TempDir::new().unwrap();
+    let junk = dir.path().join("junk.gguf");
+    std::fs::write(&junk, b"not a model at all").unwrap();
+    let junk = junk.display().to_string();
+    for (args, want) in [
+        (vec!["run", "-m", "/no/such/model.gguf", "hi"], "/no/such/model.gguf"),
+        (vec!["run", "-m", &junk, "hi"], "junk.gguf"),
+        (vec!["inspect", &junk], "junk.gguf"),
+        (vec!["bench", "-m", &junk], "junk.gguf"),
+        (vec!["verify", "-m", &model, "--against", "/no/reference.json"], "/no/reference.json"),
+        (
+            vec!["run", "-m", &model, "--device", "cuda:1", "hi"],
+            "--device cuda:1: this version runs on the CPU only",
+        ),
+        (
+            vec!["chat", "-m", &model, "--device", "cuda"],
+            "--device cuda:0: this version runs on the CPU only",
+        ),
+        (
+            vec!["run", "-m", &model, "--gpu-memory", "8G", "hi"],
+            "--gpu-memory: this version runs on the CPU only",
+        ),
+        (vec!["verify", "-m", &model, "--against", "x", "--replay"], "--replay"),
+        (vec!["run", "-m", &model, "-c", "16", &long], "tokens, but the context is 16: "),
+        (vec!["run", "-m", &model, &long], "tokens, but the context is 256: "),
+    ] {
+        let said = failure(&args, 1);
+        assert!(said.contains(want), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn a_source_that_fails_is_one_line() {
+    let output = output(&["run", "hi"]);
+    let said = String::from_utf8(output.stderr.clone()).unwrap();
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!((output.status.code(), lines.len()), (Some(1), 2), "{said}");
+    assert!(
+        lines[0].starts_with("http://127.0.0.1:1") && lines[1].starts_with("error: cannot fetch the default")
+    );
+}
+
+#[test]
+fn bad_usage_exits_2() {
+    for args in [
+        &[][..],
+        &["serve"],
+        &["run", "--kv", "f8", "hi"],
+        &["run", "--temp", "-1", "hi"],
+        &["run", "--top-p", "nan", "hi"],
+        &["run", "--greedy", "--temp", "1", "hi"],
+        &["run", "--json=2", "hi"],
+        &["run", "-m", "ollama:llama3", "hi"],
+        &["run"],
+        &["bench", "-p", "0", "-n", "0"],
+        &["completions", "tcsh"],
+        &["verify", "-m", "x"],
+    ] {
+        failure(args, 2);
+    }
+    let help = stdout(&output(&["run", "--help"]));
+    assert!(help.contains("Examples:") && help.contains("--numerics"), "{help}");
+}
+
+#[test]
+fn inspect_answers_before_loading() {
+    let model = model();
+    let plan = json(&["inspect", &model, "--json", "-c", "200", "--kv", "f32"]);
+    let memory = &plan["memory"];
+    // 3 layers, 2 heads of 32 for keys and for values, 4 bytes; 7 pages of 32 tokens, and one for padding.
+    assert_eq!(memory["kv_bytes"], 3 * 2 * 2 * 32 * 4 * 32 * 8);
+    assert_eq!(memory["rope_bytes"], 200 * 16 * 2 * 4);
+    let parts = ["weights_bytes", "kv_bytes", "arena_bytes", "rope_bytes", "outputs_bytes"];
+    let sum: u64 = parts.iter().map(|part| memory[part].as_u64().unwrap()).sum();
+    assert_eq!(memory["total_bytes"], sum);
+    let read: u64 = plan["tensors"].as_array().unwrap().iter().map(|t| t["bytes"].as_u64().unwrap()).sum();
+    // All tensors but the 16 factors of the rotary embedding, which become part of the graph.
+    assert_eq!(memory["weights_bytes"], read - 64);
+    assert_eq!((&plan["contract"], &plan["model"]["family"]), (&Value::from(1), &Value::from("llama")));
+    assert_eq!(plan["metadata"]["llama.block_count"], 3);
+    assert_eq!(plan["metadata"]["tokenizer.ggml.tokens"]["length"], 512);
+
+    let dir = TempDir::new().unwrap();
+    let dot = dir.path().join("out.dot");
+    let text = stdout(&output(&["inspect", &model, "--graph", &dot.display().to_string()]));
+    for part in ["attn_q.weight", "q5_0", "int, int8 activations in units of 32", "keys and values", "total"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(std::fs::read_to_string(dot).unwrap().starts_with("digraph"));
+    assert!(stdout(&output(&["inspect", &model, "--plan"])).contains("segment 0 device 0"));
+}
+
+#[test]
+fn inspect_shows_what_it_can_of_an_unknown_family() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("odd.gguf");
+    let known = std::fs::read(model()).unwrap();
+    let at = known.windows(5).position(|w| w == b"llama").unwrap();
+    let mut odd = known.clone();
+    odd[at..at + 5].copy_from_slice(b"lambs");
+    std::fs::write(&path, odd).unwrap();
+    let path = path.display().to_string();
+    let shown = output(&["inspect", &path]);
+    assert_eq!(shown.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&shown.stdout).contains("blk.0.attn_q.weight"), "{shown:?}");
+    assert!(
+        String::from_utf8_lossy(&shown.stderr).contains("architecture \"lambs\" is not supported"),
+        "{shown:?}"
+    );
+}
+
+#[test]
+fn verify_passes_and_fails() {
+    let (model, reference) = (model(), fixture("gguf/llama-s1/reference-legacy.json").display().to_string());
+    let text = stdout(&output(&["verify", "-m", &model, "--against", &reference]));
+    assert!(text.contains("ok") && !text.contains("FAIL") && text.contains("does not apply"), "{text}");
+    let report = json(&["verify", "-m", &model, "--against", &reference, "--json"]);
+    assert_eq!(report["ok"], true);
+    for check in report["checks"].as_array().unwrap() {
+        assert_eq!(keys(check), ["arm", "what", "value", "limit", "at_least", "ok"]);
+    }
+    let other = fixture("gguf/llama-s1/reference-q4_0.json").display().to_string();
+    let failed = output(&["verify", "-m", &model, "--against", &other]);
+    assert_eq!(failed.status.code(), Some(1));
+    let text = String::from_utf8(failed.stdout).unwrap();
+    assert!(text.contains("FAIL") && text.contains("but the reference has"), "{text}");
+    assert!(String::from_utf8_lossy(&failed.stderr).contains("comparisons are outside their limits"));
+    let folder = fixture("models/llama").display().to_string();
+    let reference = fixture("models/llama/reference.json").display().to_string();
+    let text = stdout(&output(&["verify", "-m", &folder, "--against", &reference]));
+    assert!(text.contains("hidden state 3") && !text.contains("FAIL"), "{text}");
+}
+
+#[test]
+fn bench_as_json() {
+    let model = model();
+    let lists = ["-p", "40,16", "-n", "4", "-d", "0,33", "-b", "1,2", "-r", "2", "-t", "1"];
+    let report = json(&[&["bench", "-m", &model, "--json", "--ops"], &lists[..]].concat());
+    assert_eq!(keys(&report), ["machine", "model", "results"]);
+    let results = report["results"].as_array().unwrap();
+    let tests: Vec<(&str, u64)> =
+        results.iter().map(|r| (r["test"].as_str().unwrap(), r["batch"].as_u64().unwrap())).collect();
+    let names = ["pp40", "pp16", "tg4", "tg4@d33"];
+    assert_eq!(tests, [names.map(|n| (n, 1)), names.map(|n| (n, 2))].concat());
+    for result in results {
+        let rate = |key: &str| result["tokens_per_second"][key].as_f64().unwrap();
+        assert!(
+            0.0 < rate("min") && rate("min") <= rate("median") && rate("median") <= rate("max"),
+            "{result}"
+        );
+        for key in ["gb_per_second", "share_of_limit", "load_ms"] {
+            assert!(result[key].as_f64().unwrap() > 0.0, "{key}: {result}");
+        }
+        assert!(result["limit"]["read_gb_per_second"].as_f64().unwrap() > 0.0);
+        assert!(result["limit"]["int8_tops"].as_f64().unwrap() > 0.0);
+        assert!(result["peak_memory_bytes"].as_u64().is_none_or(|bytes| (1 << 20..1 << 30).contains(&bytes)));
+        assert_eq!(result["threads"], 1);
+        let ops = result["ops"].as_array().unwrap();
+        assert!(
+            ops.iter().any(|op| op["op"] == "linear" && op["weight_bytes"].as_f64().unwrap() > 0.0),
+            "{result}"
+        );
+    }
+}
+
+#[test]
+fn completions_for_every_shell() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = stdout(&output(&["completions", shell]));
+        assert!(script.contains("ingle") && script.contains("inspect"), "{shell}");
+    }
+}
+
+#[test]
+fn doctor_says_what_there_is_and_what_is_missing() {
+    let text = stdout(&output(&["doctor"]));
+    for part in
+        ["processor", "instructions", "this version runs on the CPU only", "cannot be reached", "pypi:"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains('\x1b'), "colour without a terminal: {text}");
+}
+
+#[test]
+fn a_closed_pipe_ends_quietly() {
+    let cache = TempDir::new().unwrap();
+    let mut child = ingle(cache.path())
+        .args(["inspect", &model()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The reader goes before anything is written, as `head` does.
+    drop(child.stdout.take());
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    let status = child.wait().unwrap();
+    assert_eq!(said, "");
+    assert_ne!(status.code(), Some(101), "a panic");
+}
