@@ -72,8 +72,12 @@ fn same_ids_as_the_reference(model: &Path, reference: &Path) {
     let json: Value = serde_json::from_str(&text).expect("a fixture");
     for item in json["items"].as_array().expect("a fixture") {
         let prompt = item["prompt"].as_str().expect("a fixture");
-        let ids: Vec<u32> =
-            item["prompt_ids"].as_array().expect("ids").iter().map(|v| v.as_u64().expect("an id") as u32).collect();
+        let ids: Vec<u32> = item["prompt_ids"]
+            .as_array()
+            .expect("ids")
+            .iter()
+            .map(|v| v.as_u64().expect("an id") as u32)
+            .collect();
         assert_eq!(tokenizer.encode_prompt(prompt, Specials::Parse).expect("encodes"), ids, "{prompt:?}");
     }
 }

@@ -17,7 +17,8 @@ fn engine_with(threads: usize, kv: KvPlan, options: EngineOptions) -> Engine {
     let checkpoint = checkpoint(MODEL);
     let model = Arc::new(Model::open(&checkpoint).expect("a fixture"));
     let key = checkpoint.fingerprint();
-    let runner = Runner::new(cpu(threads, None), model, checkpoint, PlanOptions::default(), kv).expect("loads");
+    let runner =
+        Runner::new(cpu(threads, None), model, checkpoint, PlanOptions::default(), kv).expect("loads");
     Engine::new(runner, key, options)
 }
 

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use ingle_graph::op::{AttentionSpec, RopeSpec};
 use ingle_graph::{
-    Backend, Bucket, Builder, Graph, Inputs, KvPlan, PAGE, PlanKey, PlanOptions,
-    ValueId, passes,
+    Backend, Bucket, Builder, Graph, Inputs, KvPlan, PAGE, PlanKey, PlanOptions, ValueId, passes,
 };
 use ingle_tensor::{Checkpoint, DType, gguf, quant};
 

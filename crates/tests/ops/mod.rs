@@ -4,50 +4,61 @@
 mod cases;
 mod harness;
 
+use std::collections::BTreeMap;
+
 use ingle_graph::reference::Interpreter;
 
 use crate::devices;
 use cases::{Case, cases};
 use harness::{Difference, Rig, bits_equal};
 
-/// Runs every case on every path and returns (cases run, failures).
-fn run(filter: impl Fn(&Case) -> bool) -> (usize, Vec<String>) {
+/// Cases with equal bits of cases run, by what they test and by path.
+type Table = BTreeMap<String, BTreeMap<String, (usize, usize)>>;
+
+/// Runs every case on every path and prints the bits table.
+fn check(filter: impl Fn(&Case) -> bool) {
     let mut failures = Vec::new();
-    let mut count = 0;
-    let all: Vec<Case> = cases().into_iter().filter(filter).collect();
-    for case in &all {
+    let mut table = Table::new();
+    let mut absent = vec!["cpu neon (its target is not installed)".to_string()];
+    for case in cases().iter().filter(|c| filter(c)) {
         let rig = Rig::new(case);
         let want = rig.run(Box::new(Interpreter::new()));
         for device in devices() {
-            let Some(backend) = device.open() else { continue };
-            count += 1;
-            let got = rig.run(backend);
-            if let Some(Difference { at, got, want, .. }) = bits_equal(&got, &want) {
-                failures.push(format!(
+            let Some(backend) = device.open() else {
+                absent.push(device.to_string());
+                continue;
+            };
+            let cell = table.entry(case.group()).or_default().entry(device.to_string()).or_default();
+            cell.1 += 1;
+            match bits_equal(&rig.run(backend), &want) {
+                None => cell.0 += 1,
+                Some(Difference { at, got, want }) => failures.push(format!(
                     "{case} on {device}: {at}: {got:e} ({:08x}), reference {want:e} ({:08x})",
                     got.to_bits(),
                     want.to_bits()
-                ));
+                )),
             }
         }
     }
-    let absent: Vec<String> =
-        devices().into_iter().filter(|d| d.open().is_none()).map(|d| d.to_string()).collect();
-    println!(
-        "{count} runs of {} cases; not run, missing on this machine: {}",
-        all.len(),
-        match absent.len() {
-            0 => "none".to_string(),
-            n => format!("{n} paths ({})", absent.join(", ")),
-        }
-    );
-    (count, failures)
+    print(&table);
+    absent.sort();
+    absent.dedup();
+    println!("not run, missing on this machine: {}", absent.join(", "));
+    let runs: usize = table.values().flat_map(|row| row.values()).map(|cell| cell.1).sum();
+    assert!(runs > 0, "no case ran");
+    assert!(failures.is_empty(), "{} of {runs} differ:\n{}", failures.len(), failures.join("\n"));
 }
 
-fn check(filter: impl Fn(&Case) -> bool) {
-    let (count, failures) = run(filter);
-    assert!(count > 0, "no case ran");
-    assert!(failures.is_empty(), "{} of {count} differ:\n{}", failures.len(), failures.join("\n"));
+/// One line for each kind of case, one column for each path: cases with the reference's bits / cases run.
+fn print(table: &Table) {
+    for (i, (group, row)) in table.iter().enumerate() {
+        if i == 0 {
+            let names: Vec<String> = row.keys().map(|name| format!("{name:>14}")).collect();
+            println!("{:28}{}", "equal bits / cases", names.join(""));
+        }
+        let cells: Vec<String> = row.values().map(|(ok, n)| format!("{:>14}", format!("{ok}/{n}"))).collect();
+        println!("{group:28}{}", cells.join(""));
+    }
 }
 
 #[test]
