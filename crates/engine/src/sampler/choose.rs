@@ -175,7 +175,7 @@ fn choose_mirostat(
 
 /// The token at a random point of the `total` weight that starts at rank `start`.
 fn pick(ranking: &mut Ranking, scale: Scale, start: usize, total: u64, draw: Draw) -> Option<u32> {
-    let mut left = (u128::from(draw.token) * u128::from(total) >> 64) as u64;
+    let mut left = ((u128::from(draw.token) * u128::from(total)) >> 64) as u64;
     let mut at = start;
     while let Some(key) = ranking.get(at) {
         let weight = scale.weight_of(key);

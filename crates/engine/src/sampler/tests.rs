@@ -211,7 +211,7 @@ fn plain(logits: &[f32], params: &Params, draw: Draw) -> u32 {
             tokens.drain(..tops - 1);
         }
     }
-    let mut point = (u128::from(draw.token) * u128::from(sum(&tokens)) >> 64) as u64;
+    let mut point = ((u128::from(draw.token) * u128::from(sum(&tokens))) >> 64) as u64;
     for (id, weight) in tokens {
         if point < weight {
             return id;

@@ -2,12 +2,12 @@
 //!
 //! A chat template joins its own control tokens and the user's words in one string, and the tokenizer must read
 //! `<|im_end|>` as a token where the template wrote it and as plain text where a user typed it. So before rendering,
-//! every string of the conversation is *disarmed*: [`MARK`] goes in after the first character of each special-token
+//! every string of the conversation is *disarmed*: a mark goes in after the first character of each special-token
 //! string in it, and of a beginning of one at its end (two strings that the template puts side by side must not make
 //! one). Templates may then trim, split and join as they like. Encoding removes the marks again and matches no special
 //! token where one stood, so the ids are those of the user's text, byte for byte.
 //!
-//! [`MARK`] is a Unicode noncharacter, reserved for such internal use. One that a user types is doubled, and a double
+//! The mark is U+FDD0, a Unicode noncharacter, reserved for such internal use. One that a user types is doubled, and a double
 //! reads back as one, so nothing is lost.
 
 use std::borrow::Cow;
@@ -34,7 +34,7 @@ impl Guard {
         Guard { specials, lengths }
     }
 
-    /// Marks each special-token string in `text`; [`unmark`] gives `text` back.
+    /// Marks each special-token string in `text`; `unmark` gives `text` back.
     pub fn disarm<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let mut out = String::new();
         let mut copied = 0;

@@ -2,7 +2,7 @@
 //!
 //! From a GGUF file's metadata they are built here: byte-level BPE and SentencePiece BPE, small and quick to load. A
 //! `tokenizer.json` is run by the `tokenizers` crate. WordPiece and unigram vocabularies of GGUF files are refused by
-//! name; they will be further variants of [`Model`].
+//! name; they will be further variants of `Model`.
 
 mod added;
 mod bpe;
@@ -234,25 +234,34 @@ impl Tokenizer {
         if text.len() > limit {
             return Err(TokenizerError::TooLong { bytes: text.len(), limit });
         }
-        if let Model::Library(library) = &self.model {
-            return library.encode(text, armed);
+        let vocabulary = &self.vocabulary;
+        match &self.model {
+            Model::Library(library) => library.encode(text, armed),
+            Model::BytePairs(model) => Ok(self.encode_between(text, armed, |part, scratch, ids| {
+                model.encode(vocabulary, part, scratch, ids);
+            })),
+            Model::SentencePieces(model) => Ok(self.encode_between(text, armed, |part, scratch, ids| {
+                model.encode(vocabulary, part, scratch, ids);
+            })),
         }
+    }
+
+    /// Splits `text` at its added tokens and encodes what lies between.
+    fn encode_between(
+        &self,
+        text: &str,
+        armed: impl Fn(usize) -> bool,
+        encode: impl Fn(&str, &mut Scratch, &mut Vec<u32>),
+    ) -> Vec<u32> {
         let mut ids = Vec::with_capacity(text.len() / 3);
         let mut scratch = Scratch::default();
         for piece in self.added.split(text, armed) {
-            let part = &text[piece.range];
-            match (piece.token, &self.model) {
-                (Some(id), _) => ids.push(id),
-                (None, Model::BytePairs(model)) => {
-                    model.encode(&self.vocabulary, part, &mut scratch, &mut ids)
-                }
-                (None, Model::SentencePieces(model)) => {
-                    model.encode(&self.vocabulary, part, &mut scratch, &mut ids)
-                }
-                (None, Model::Library(_)) => {}
+            match piece.token {
+                Some(id) => ids.push(id),
+                None => encode(&text[piece.range], &mut scratch, &mut ids),
             }
         }
-        Ok(ids)
+        ids
     }
 
     /// How many ids there are: from 0 to one less than this.

@@ -166,7 +166,7 @@ mod tests {
     impl Pairs for Scrambled {
         fn join(&self, left: &Symbol, right: &Symbol) -> Option<(u32, u32)> {
             let id = (left.id.wrapping_mul(31) ^ right.id).wrapping_mul(2_654_435_761) >> 20;
-            (id % 3 != 0).then_some((id % 11, id))
+            (!id.is_multiple_of(3)).then_some((id % 11, id))
         }
     }
 

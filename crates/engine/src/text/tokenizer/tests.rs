@@ -164,7 +164,7 @@ fn open(name: &str) -> Gguf {
 fn changed(
     name: &str,
     without: &[&str],
-    with: impl FnOnce(&mut Writer) -> ingle_tensor::Result<()>,
+    with: impl FnOnce(&mut Writer<'_>) -> ingle_tensor::Result<()>,
 ) -> Result<Tokenizer, TokenizerError> {
     let key = |name: &&str| format!("tokenizer.ggml.{name}");
     let without: Vec<String> = without.iter().map(key).collect();
@@ -236,6 +236,21 @@ fn all_end_tokens_are_known() {
     assert_eq!(tokenizer.encode_prompt("a", Specials::Parse).unwrap().last(), Some(&9));
 }
 
+/// `<|end|>` ends a reply, unless the model's replies have parts that it ends.
+#[test]
+fn the_end_of_a_part_is_not_the_end_of_a_reply() {
+    for (tokens, want) in
+        [(&["<|end|>", "<|return|>"][..], &[0, 1][..]), (&["<|end|>", "<|return|>", "<|call|>"], &[1, 2])]
+    {
+        let tokenizer = changed("llama-spm", &["tokens", "token_type", "scores", "eos_token_id"], |writer| {
+            writer.set("tokenizer.ggml.tokens", tokens)?;
+            writer.set("tokenizer.ggml.token_type", &vec![3_i32; tokens.len()])?;
+            writer.set("tokenizer.ggml.scores", &vec![0_f32; tokens.len()])
+        });
+        assert_eq!(tokenizer.unwrap().eog(), want);
+    }
+}
+
 /// A space goes before the text and before what follows a special token, once, and only where the file asks for it.
 #[test]
 fn the_space_prefix_is_put_once() {
@@ -265,7 +280,7 @@ fn phi_3_drops_space_after_control_tokens() {
 
 #[test]
 fn bad_metadata_is_named() {
-    type Change = fn(&mut Writer) -> ingle_tensor::Result<()>;
+    type Change = fn(&mut Writer<'_>) -> ingle_tensor::Result<()>;
     let rows: [(&str, &[&str], Change, &str); 10] = [
         ("gpt-2", &["model"], |_| Ok(()), "tokenizer.ggml.model"),
         (
