@@ -136,7 +136,11 @@ impl Cpu {
 }
 
 fn reserve(bytes: usize) -> Result<Aligned> {
-    Aligned::new(bytes).map_err(|error| device(format!("no memory for {bytes} bytes: {error}")))
+    Aligned::new(bytes).map_err(no_memory(bytes))
+}
+
+fn no_memory(bytes: usize) -> impl Fn(std::io::Error) -> Error {
+    move |error| device(format!("no memory for {bytes} bytes: {error}"))
 }
 
 fn room(rows: Rows, bucket: &Bucket) -> usize {
@@ -183,7 +187,7 @@ impl Backend for Cpu {
             let layout = PageLayout::new(layer, options.kv);
             let bytes = kv.pages.checked_mul(layout.page_bytes());
             let bytes = bytes.ok_or_else(|| device(format!("{} pages are too many", kv.pages)))?;
-            Ok(Pool { memory: reserve(bytes)?, layout })
+            Ok(Pool { memory: Aligned::sparse(bytes).map_err(no_memory(bytes))?, layout })
         };
         self.programs.clear();
         self.model = Some(Model {

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 pub const ALIGN: usize = 64;
 
 /// Bytes from which huge pages are asked for.
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 const HUGE: usize = 2 << 20;
 
 /// A zeroed byte buffer at an address that never changes, read and written through pointers by a team of threads.
@@ -22,12 +22,27 @@ unsafe impl Send for Aligned {}
 unsafe impl Sync for Aligned {}
 
 impl Aligned {
-    /// `len` zero bytes. On Unix they are an anonymous mapping, which takes memory page by page as it is touched, so a
-    /// length may stand for address space; from 2 MiB on huge pages are asked for.
+    /// `len` zero bytes that will all be used: from 2 MiB on, huge pages are asked for. On Unix they are an anonymous
+    /// mapping, which takes memory as it is touched.
     ///
     /// # Errors
     /// The system refuses the address space.
     pub fn new(len: usize) -> io::Result<Self> {
+        let memory = Self::sparse(len)?;
+        #[cfg(target_os = "linux")]
+        if len >= HUGE {
+            // SAFETY: the range is our own mapping. A refusal costs only speed.
+            unsafe { libc::madvise(memory.start.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
+        }
+        Ok(memory)
+    }
+
+    /// `len` zero bytes of which perhaps few will be used: taken in the system's smallest pages, so that a length may
+    /// stand for address space.
+    ///
+    /// # Errors
+    /// The system refuses the address space.
+    pub fn sparse(len: usize) -> io::Result<Self> {
         if len == 0 {
             return Ok(Self { start: NonNull::<Line>::dangling().cast(), len });
         }
@@ -42,11 +57,6 @@ impl Aligned {
         let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
-        }
-        #[cfg(target_os = "linux")]
-        if len >= HUGE {
-            // SAFETY: the range is our own mapping. A refusal costs only speed.
-            unsafe { libc::madvise(start, len, libc::MADV_HUGEPAGE) };
         }
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { start, len })

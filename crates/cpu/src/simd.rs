@@ -5,6 +5,7 @@
 //! which a kernel combines lanes could, and that order is the contract's.
 
 use std::fmt;
+use std::sync::OnceLock;
 
 use ingle_graph::math::Lanes;
 
@@ -28,33 +29,32 @@ impl Isa {
     /// Every instruction set, plainest first.
     pub const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
 
-    /// The widest one this processor has.
+    /// The widest one this processor, and this build, have.
     pub fn detect() -> Isa {
-        Self::ALL.into_iter().rev().find(|isa| isa.available()).unwrap_or(Isa::Scalar)
-    }
-
-    /// Whether this processor, and this build, have it.
-    pub fn available(self) -> bool {
-        match self {
-            Isa::Scalar => true,
+        static WIDEST: OnceLock<Isa> = OnceLock::new();
+        *WIDEST.get_or_init(|| {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => {
-                is_x86_feature_detected!("avx2")
+            {
+                let avx2 = is_x86_feature_detected!("avx2")
                     && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => {
-                Isa::Avx2.available()
-                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("f16c");
+                let avx512 = is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512vnni")
+                    && is_x86_feature_detected!("avx512vnni");
+                if avx2 {
+                    return if avx512 { Isa::Avx512 } else { Isa::Avx2 };
+                }
             }
-            #[cfg(not(target_arch = "x86_64"))]
-            _ => false,
-        }
+            Isa::Scalar
+        })
+    }
+
+    /// Whether this processor, and this build, have it: each includes those before it.
+    #[inline]
+    pub fn available(self) -> bool {
+        self <= Self::detect()
     }
 
     /// Name for people and path counters.

@@ -383,25 +383,27 @@ impl Kernel for Softmax<'_> {
         unsafe {
             let mut max = V::splat(f32::NEG_INFINITY);
             let mut number = max.le(max);
+            let mut at = V::ramp().add(V::splat(from as f32));
             for j in (from..to).step_by(V::LANES) {
-                let at = V::ramp().add(V::splat(j as f32));
                 let inside = V::both(start.le(at), at.lt(end));
                 let s = V::select(inside, V::load(p.add(j)), V::splat(f32::NEG_INFINITY));
                 number = V::both(number, s.le(V::splat(f32::INFINITY)));
                 max = max.max(s);
+                at = at.add(V::splat(V::LANES as f32));
             }
             // NaN wins, as in every maximum of the contract.
             let m = if V::count(number) == V::LANES { max.largest() } else { f32::NAN };
             // Accumulator j % 32 takes the weights at j, j + 32, ... in order.
             for lane in (0..ACCUMULATORS).step_by(V::LANES) {
                 let mut sum = V::splat(0.0);
+                let mut at = V::ramp().add(V::splat((from + lane) as f32));
                 for j in (from + lane..to).step_by(ACCUMULATORS) {
-                    let at = V::ramp().add(V::splat(j as f32));
                     let inside = V::both(start.le(at), at.lt(end));
                     let weight = math::exp(V::load(p.add(j)).sub(V::splat(m)));
                     let weight = V::select(inside, weight, V::splat(0.0));
                     weight.store(p.add(j));
                     sum = sum.add(weight);
+                    at = at.add(V::splat(ACCUMULATORS as f32));
                 }
                 sum.store(sums.as_mut_ptr().add(lane));
             }

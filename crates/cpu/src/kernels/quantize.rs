@@ -51,20 +51,23 @@ impl Kernel for Quantize<'_> {
 #[inline(always)]
 pub unsafe fn quantize<V: Vector>(to: &Quantized, row: usize, col: usize, x: *const f32, n: usize) {
     let Quantized { ptr, layout } = *to;
-    // SAFETY: offsets of units inside the layout, the caller's promise.
+    let last = layout.digits - 1;
+    // SAFETY: offsets of the row and of units inside the layout, the caller's promise.
     unsafe {
+        let scales = ptr.add(layout.scale_offset(row)).cast::<f32>();
+        let [high, low] = [0, last].map(|digit| ptr.add(layout.digit_offset(digit, row)));
+        let [high_sums, low_sums] =
+            [0, last].map(|digit| ptr.add(layout.sum_offset(digit, row)).cast::<i16>());
         for at in (0..n).step_by(layout.unit) {
-            let col = col + at;
-            let scale = ptr.add(layout.scale_offset(row) + col / layout.unit * 4).cast::<f32>();
-            let high = ptr.add(layout.digit_offset(0, row) + col);
-            let high_sums = ptr.add(layout.sum_offset(0, row) + col / SUM * 2).cast::<i16>();
-            if layout.digits == 1 {
-                scale.write(unit::<V, false>(x.add(at), layout.unit, high, high_sums, high, high_sums));
+            let (x, col, sum) = (x.add(at), col + at, (col + at) / SUM);
+            let (high, high_sums) = (high.add(col), high_sums.add(sum));
+            let (low, low_sums) = (low.add(col), low_sums.add(sum));
+            let scale = if last == 0 {
+                unit::<V, false>(x, layout.unit, high, high_sums, low, low_sums)
             } else {
-                let low = ptr.add(layout.digit_offset(1, row) + col);
-                let low_sums = ptr.add(layout.sum_offset(1, row) + col / SUM * 2).cast::<i16>();
-                scale.write(unit::<V, true>(x.add(at), layout.unit, high, high_sums, low, low_sums));
-            }
+                unit::<V, true>(x, layout.unit, high, high_sums, low, low_sums)
+            };
+            scales.add(col / layout.unit).write(scale);
         }
     }
 }

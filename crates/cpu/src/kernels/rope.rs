@@ -27,7 +27,7 @@ impl RopeTable {
     /// The system refuses the address space.
     pub fn new(spec: &RopeSpec, context: usize) -> io::Result<Self> {
         let bytes = context.checked_mul(8 * spec.inv_freq.len()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { spec: spec.clone(), memory: Aligned::new(bytes)?, context, filled: 0 })
+        Ok(Self { spec: spec.clone(), memory: Aligned::sparse(bytes)?, context, filled: 0 })
     }
 
     /// Fills positions below `end`, which is at most the context.
