@@ -146,9 +146,9 @@ pub struct Timings {
 }
 
 impl Reply {
-    /// Tokens computed before the first token of the reply.
+    /// Tokens computed before the first token of the reply; 0 if there is none.
     pub fn prefill_tokens(&self) -> usize {
-        self.prompt_ids.len() - self.cached_tokens
+        if self.generated_ids.is_empty() { 0 } else { self.prompt_ids.len() - self.cached_tokens }
     }
 
     /// Tokens generated during [`Timings::decode`]: all but the first, which ends the prefill.
@@ -286,7 +286,8 @@ impl Handle {
     }
 
     /// Runs one request to its end. `on_event` is told each token and each piece of text, and `None` after a step in which
-    /// there was nothing to tell; a break cancels the request, and the reply is then what there was.
+    /// there was nothing to tell. A break cancels the request once the events of that step are told, and the reply is what
+    /// there was.
     ///
     /// # Errors
     /// As [`Handle::submit`] and [`Handle::step`]; no token could be chosen.
@@ -306,23 +307,16 @@ impl Handle {
             };
             let (mine, others): (Vec<_>, Vec<_>) = events.into_iter().partition(|(of, _)| *of == id);
             self.backlog.extend(others);
-            if mine.is_empty()
-                && on_event(None).is_break()
-                && let Some(reply) = self.cancel(id)
-            {
-                return Ok(reply);
-            }
+            let mut is_wanted = !mine.is_empty() || on_event(None).is_continue();
             for (_, event) in mine {
                 match event {
                     Event::Done(reply) => return Ok(*reply),
                     Event::Failed(what) => return Err(Error::Sample(what)),
-                    event if on_event(Some(&event)).is_break() => {
-                        if let Some(reply) = self.cancel(id) {
-                            return Ok(reply);
-                        }
-                    }
-                    _ => {}
+                    event => is_wanted &= on_event(Some(&event)).is_continue(),
                 }
+            }
+            if !is_wanted && let Some(reply) = self.cancel(id) {
+                return Ok(reply);
             }
         }
     }

@@ -101,9 +101,12 @@ fn a_break_cancels_and_frees() {
     let mut handle = handle(128, true);
     let ask = request(&handle, "Hello", 60);
     let (whole, _) = generate(&mut handle, ask.clone());
-    let mut told = 0;
+    let (mut told, mut text) = (0, String::new());
     let reply = handle.generate(ask, &mut |event| {
         told += usize::from(matches!(event, Some(Event::Token(_))));
+        if let Some(Event::Text(piece)) = event {
+            text.push_str(piece);
+        }
         if told == 5 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     let reply = reply.unwrap();
@@ -111,6 +114,7 @@ fn a_break_cancels_and_frees() {
         (reply.finish_reason, &reply.generated_ids[..]),
         (FinishReason::Cancelled, &whole.generated_ids[..5])
     );
+    assert_eq!(reply.text, text, "all text of the reply was told");
     assert!(!handle.busy() && !handle.engine().busy() && handle.engine().pages_held() == 0);
 }
 
