@@ -20,7 +20,7 @@ use ingle_tensor::Checkpoint;
 use crate::error::{Error, Result};
 use crate::flags::Bench;
 use crate::session;
-use crate::term;
+use crate::sys;
 
 use report::{Machine, Outcome};
 use workload::{Sample, Test, Work};
@@ -57,7 +57,7 @@ pub fn bench(flags: &Bench) -> Result<()> {
         false => Vec::new(),
     };
     let works: Vec<Work> = tests.iter().map(|test| test.work(&mut engine)).collect::<Result<_>>()?;
-    let peak_memory_bytes = term::peak_memory_bytes();
+    let peak_memory_bytes = sys::peak_memory_bytes();
     drop(engine);
     let threads = flags.device.threads.map_or_else(ingle_cpu::physical_cores, usize::from);
     let limits = limits::measure(threads);

@@ -17,7 +17,8 @@ use serde_json::{Map, Value, json};
 use crate::error::{Error, Result};
 use crate::flags::Chat;
 use crate::session::{self, Session};
-use crate::term::{self, CtrlC, Paint};
+use crate::sys::{self, CtrlC};
+use crate::term::{self, Paint};
 
 const HELP: &str = "\
 /help             this list
@@ -86,7 +87,7 @@ impl Input {
             return Ok(Input::Script);
         }
         let mut editor = Box::new(DefaultEditor::new()?);
-        let history = term::state_dir().map(|dir| dir.join("history"));
+        let history = sys::state_dir().map(|dir| dir.join("history"));
         if let Some(file) = &history {
             // The first chat has no history yet.
             let _ = editor.load_history(file);
@@ -163,7 +164,9 @@ impl Talk {
         let mut out = stdout().lock();
         let mut written = Ok(());
         let reply = self.session.handle.generate(request, &mut |event| {
-            if let Some(Event::Text(text)) = event {
+            if let Some(Event::Text(text)) = event
+                && written.is_ok()
+            {
                 written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
             }
             match written.is_err() || ctrl_c.pressed() {

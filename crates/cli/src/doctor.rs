@@ -8,6 +8,7 @@ use ingle_cpu::{Isa, physical_cores};
 
 use crate::error::Result;
 use crate::source::{Cache, DEFAULT_MODEL, Hub, Pip, Sources, Spec};
+use crate::sys::{cpu_name, memory_bytes};
 use crate::term::{Paint, bytes};
 
 /// How long a source may take to answer.
@@ -67,13 +68,6 @@ fn processor() -> Vec<Finding> {
     ]
 }
 
-/// Name of the processor, where the system says it.
-pub fn cpu_name() -> Option<String> {
-    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = info.lines().find(|line| line.starts_with("model name"))?;
-    Some(line.split_once(':')?.1.trim().to_string())
-}
-
 /// Features that kernels here or to come ask for.
 fn features() -> Vec<&'static str> {
     let mut found = Vec::new();
@@ -109,14 +103,6 @@ fn memory() -> Vec<Finding> {
         });
     }
     findings
-}
-
-/// A line of /proc/meminfo, in bytes.
-pub fn memory_bytes(field: &str) -> Option<u64> {
-    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let kib: u64 =
-        info.lines().find_map(|l| l.strip_prefix(field))?.split_whitespace().next()?.parse().ok()?;
-    Some(kib * 1024)
 }
 
 fn cache(cache: &Cache) -> Vec<Finding> {

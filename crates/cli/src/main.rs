@@ -13,6 +13,7 @@ mod models;
 mod run;
 mod session;
 mod source;
+mod sys;
 mod term;
 mod verify;
 
@@ -22,7 +23,7 @@ use error::Result;
 use flags::{Cli, Command};
 
 fn main() -> ExitCode {
-    term::end_quietly_on_closed_pipe();
+    sys::end_quietly_on_closed_pipe();
     let cli = match Cli::read(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => error.exit(),

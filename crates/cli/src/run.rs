@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::error::{Error, Result};
 use crate::flags::Run;
 use crate::session::{self, Session};
+use crate::sys;
 use crate::term::{self, bytes};
 
 /// Answers one prompt: streamed, or as one JSON object.
@@ -35,6 +36,7 @@ pub fn run(flags: &Run) -> Result<()> {
     let reply = session.handle.generate(request, &mut |event| {
         if let Some(Event::Text(text)) = event
             && !flags.json
+            && written.is_ok()
         {
             written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
         }
@@ -168,7 +170,7 @@ fn stats(session: &mut Session, reply: &Reply) {
             ),
         ),
         ("seed", reply.seed.to_string()),
-        ("peak memory", term::peak_memory_bytes().map_or("unknown".into(), bytes)),
+        ("peak memory", sys::peak_memory_bytes().map_or("unknown".into(), bytes)),
     ];
     for (what, said) in &lines {
         eprintln!("{} {said}", paint.dim(&format!("{what:<12}")));

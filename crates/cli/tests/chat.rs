@@ -140,8 +140,8 @@ fn ctrl_c_stops_the_answer_and_keeps_the_chat() {
     writeln!(stdin, "/set logit_bias [[2, -100], [4, -100]]\nHello").unwrap();
     let mut first = [0; 1];
     stdout.read_exact(&mut first).unwrap();
-    // SAFETY: sends a signal to a child that has not been waited for.
-    assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGINT) }, 0);
+    let kill = Command::new("sh").arg("-c").arg(format!("kill -INT {}", child.id())).status();
+    assert!(kill.unwrap().success());
     writeln!(stdin, "/set max_tokens 3\nAnd now?\n/save {}\n/exit", file.display()).unwrap();
     drop(stdin);
     let mut rest = Vec::new();

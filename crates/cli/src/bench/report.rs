@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::limits::Limits;
 use super::workload::{Kind, OpTime, Sample, Test, Work};
-use crate::doctor::{cpu_name, memory_bytes};
 use crate::error::Result;
+use crate::sys::{cpu_name, memory_bytes};
 use crate::term::{Paint, bytes};
 
 /// What is the same for all results.
