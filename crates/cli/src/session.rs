@@ -55,6 +55,11 @@ pub fn require_cpu(flags: &DeviceFlags) -> Result<()> {
 /// A device with nothing loaded.
 pub fn backend(flags: &DeviceFlags) -> Result<Box<dyn Backend>> {
     require_cpu(flags)?;
+    Ok(cpu(flags)?)
+}
+
+/// The host with nothing loaded.
+pub fn cpu(flags: &DeviceFlags) -> ingle_graph::Result<Box<dyn Backend>> {
     let options = CpuOptions { threads: flags.threads.map_or(0, usize::from), isa: None };
     Ok(Box::new(Cpu::new(&options)?))
 }

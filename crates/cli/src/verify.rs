@@ -25,20 +25,7 @@ pub fn verify(flags: &Verify) -> Result<()> {
     session::require_cpu(&flags.device)?;
     let path = session::resolve(flags.model.model.as_ref())?;
     let checkpoint = Arc::new(Checkpoint::open(&path)?);
-    // One device made before, so that what it cannot do is an error and not a panic in the middle.
-    let mut first = Some(session::backend(&flags.device)?);
-    let mut failure = None;
-    let mut device = || match first.take().map_or_else(|| session::backend(&flags.device), Ok) {
-        Ok(backend) => backend,
-        Err(e) => {
-            failure = Some(e);
-            Box::new(ingle_graph::reference::Interpreter::new())
-        }
-    };
-    let report = verify::against(&checkpoint, &flags.against, &mut device)?;
-    if let Some(failure) = failure {
-        return Err(failure);
-    }
+    let report = verify::against(&checkpoint, &flags.against, &mut || session::cpu(&flags.device))?;
     if flags.json {
         writeln!(stdout(), "{}", json(&report))?;
     } else {

@@ -181,7 +181,7 @@ impl Tensors {
 pub fn against(
     checkpoint: &Arc<Checkpoint>,
     path: &Path,
-    device: &mut dyn FnMut() -> Box<dyn Backend>,
+    device: &mut dyn FnMut() -> ingle_graph::Result<Box<dyn Backend>>,
 ) -> Result<Report> {
     let text = std::fs::read_to_string(path).map_err(|e| bad(path, e.to_string()))?;
     let json: Value = serde_json::from_str(&text).map_err(|e| bad(path, e.to_string()))?;
@@ -197,7 +197,7 @@ pub fn against(
         ..PlanOptions::default()
     };
     let mut runner = |options: PlanOptions, context: usize| {
-        Runner::new(device(), model.clone(), checkpoint.clone(), options, kv_plan(context, 1))
+        Runner::new(device()?, model.clone(), checkpoint.clone(), options, kv_plan(context, 1))
     };
     match (prompts, items) {
         (Some(prompts), _) => {

@@ -6,7 +6,7 @@ use super::{checkpoint, fixture};
 use crate::cpu;
 
 fn report(model: &str, reference: &str) -> Report {
-    against(&checkpoint(model), &fixture(reference), &mut || cpu(2, None))
+    against(&checkpoint(model), &fixture(reference), &mut || Ok(cpu(2, None)))
         .unwrap_or_else(|e| panic!("{model}: {e}"))
 }
 
