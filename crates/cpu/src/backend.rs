@@ -13,11 +13,11 @@ use ingle_graph::{
 use ingle_tensor::Checkpoint;
 
 use crate::dot::Packed;
-use crate::kernels::kv::PageLayout;
+use crate::kernels::kv::Pool;
 use crate::kernels::rope::RopeTable;
 use crate::memory::Aligned;
 use crate::simd::Isa;
-use crate::task::{Frame, Needs, Pool, Scratch, Spare, Task};
+use crate::task::{Frame, Needs, Scratch, Spare, Task};
 use crate::threads::{Team, physical_cores};
 use crate::weights::Weights;
 
@@ -49,7 +49,7 @@ pub struct Cpu {
 struct Model {
     weights: Weights,
     ropes: Vec<RopeTable>,
-    pools: Vec<Pool>,
+    pool: Pool,
     kv: KvPlan,
     kv_type: KvType,
     activations: Activations,
@@ -73,7 +73,7 @@ impl Cpu {
     /// Starts a team of threads.
     ///
     /// # Errors
-    /// An instruction set this processor lacks.
+    /// An instruction set this processor lacks; many times more threads than processors.
     pub fn new(options: &CpuOptions) -> Result<Self> {
         let isa = options.isa.unwrap_or_else(Isa::detect);
         if !isa.available() {
@@ -81,6 +81,13 @@ impl Cpu {
             return Err(device(format!("this processor has no {isa}; the widest it has is {best}")));
         }
         let threads = if options.threads == 0 { physical_cores() } else { options.threads };
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let limit = (4 * processors).max(16);
+        if threads > limit {
+            return Err(device(format!(
+                "{threads} threads for {processors} processors: at most {limit}, and as many as there are cores is best"
+            )));
+        }
         Ok(Self {
             team: Team::new(threads),
             isa,
@@ -136,11 +143,7 @@ impl Cpu {
 }
 
 fn reserve(bytes: usize) -> Result<Aligned> {
-    Aligned::new(bytes).map_err(no_memory(bytes))
-}
-
-fn no_memory(bytes: usize) -> impl Fn(std::io::Error) -> Error {
-    move |error| device(format!("no memory for {bytes} bytes: {error}"))
+    Aligned::new(bytes).map_err(|error| device(format!("no memory for {bytes} bytes: {error}")))
 }
 
 fn room(rows: Rows, bucket: &Bucket) -> usize {
@@ -183,17 +186,14 @@ impl Backend for Cpu {
             RopeTable::new(spec, kv.context)
                 .map_err(|error| device(format!("no rope table for a context of {}: {error}", kv.context)))
         };
-        let pool = |layer| {
-            let layout = PageLayout::new(layer, options.kv);
-            let bytes = kv.pages.checked_mul(layout.page_bytes());
-            let bytes = bytes.ok_or_else(|| device(format!("{} pages are too many", kv.pages)))?;
-            Ok(Pool { memory: Aligned::sparse(bytes).map_err(no_memory(bytes))?, layout })
-        };
+        let pool = Pool::new(&graph.kv, options.kv, kv.pages).map_err(|error| {
+            device(format!("no memory for {} pages of keys and values: {error}", kv.pages))
+        })?;
         self.programs.clear();
         self.model = Some(Model {
             weights,
             ropes: graph.ropes.iter().map(rope).collect::<Result<_>>()?,
-            pools: graph.kv.iter().map(pool).collect::<Result<_>>()?,
+            pool,
             kv,
             kv_type: options.kv,
             activations: options.activations,
@@ -253,7 +253,7 @@ impl Backend for Cpu {
             inputs,
             weights: &model.weights,
             ropes: &model.ropes,
-            pools: &model.pools,
+            pool: &model.pool,
             saturated: &self.saturated,
         };
         let mut ends = Vec::new();

@@ -19,7 +19,7 @@ use ingle_tensor::quant;
 use crate::dot;
 use crate::kernels::attention;
 use crate::kernels::elementwise::{Factor, Glu, Softcap, Sum, Zip};
-use crate::kernels::kv::PageLayout;
+use crate::kernels::kv::Pool;
 use crate::kernels::norm::RmsNorm;
 use crate::kernels::quantize::{Quantize, Quantized};
 use crate::kernels::rope::{Rope, RopeTable};
@@ -33,14 +33,6 @@ const SPAN: usize = 256;
 
 /// f32 of one item of work on plain elements.
 const ELEMENTS: usize = 2048;
-
-/// Keys and values of one layer.
-pub struct Pool {
-    /// Layout of a page.
-    pub layout: PageLayout,
-    /// All pages.
-    pub memory: Aligned,
-}
 
 /// What a run gives its tasks: memory, inputs, the model.
 pub struct Frame<'a> {
@@ -58,8 +50,8 @@ pub struct Frame<'a> {
     pub weights: &'a Weights,
     /// Filled up to the highest position of the step.
     pub ropes: &'a [RopeTable],
-    /// By layer.
-    pub pools: &'a [Pool],
+    /// Keys and values.
+    pub pool: &'a Pool,
     /// Elements the KV type could not hold.
     pub saturated: &'a AtomicU64,
 }
@@ -369,7 +361,7 @@ impl Task {
                 });
             }
             Work::Store { layer, k, v, rotate } => {
-                attend::store(frame, worker, scratch, &frame.pools[*layer], k, v, rotate.as_ref());
+                attend::store(frame, worker, scratch, frame.pool.layer(*layer), k, v, rotate.as_ref());
             }
             Work::Attention { spec, q, emit } => attend::attend(frame, worker, scratch, spec, q, emit),
             Work::TakeRows { x, y } => {

@@ -12,7 +12,7 @@ use std::ops::Range;
 use ingle_graph::math::{self, Lanes};
 use ingle_graph::{ATTENTION_CHUNK, AttentionSpec, Inputs, PAGE};
 
-use super::kv::{ACCUMULATORS, PageLayout};
+use super::kv::{ACCUMULATORS, Pages};
 use super::tree;
 use crate::simd::{Isa, Kernel, MAX_LANES, Vector};
 use products::{Scores, TILE, Values};
@@ -85,10 +85,8 @@ pub enum Sink {
 pub struct Block<'a> {
     /// Shape and rules.
     pub spec: &'a AttentionSpec,
-    /// Layout of the layer's pages.
-    pub layout: &'a PageLayout,
-    /// First byte of the layer's page 0.
-    pub pool: *const u8,
+    /// The layer's pages.
+    pub pages: Pages<'a>,
     /// Positions and page tables.
     pub inputs: &'a Inputs,
     /// Queries `[T, heads * head_dim]`.
@@ -123,8 +121,7 @@ struct Memory {
 /// One chunk of a block.
 pub struct Chunk<'a> {
     spec: &'a AttentionSpec,
-    layout: &'a PageLayout,
-    pool: *const u8,
+    pages: Pages<'a>,
     inputs: &'a Inputs,
     /// A row of the sequence.
     row: usize,
@@ -139,19 +136,19 @@ impl Chunk<'_> {
     /// Keys of the block's head in the page that holds position `at` of the chunk.
     fn keys(&self, at: usize) -> *const u8 {
         // SAFETY: `Inputs::check` bounds pages by the pool.
-        unsafe { self.page(at).add(self.layout.key_offset(self.kv_head)) }
+        unsafe { self.page(at).add(self.pages.layout.key_offset(self.kv_head)) }
     }
 
     /// Values of the block's head in the page that holds position `at` of the chunk.
     fn values(&self, at: usize) -> *const u8 {
         // SAFETY: as above.
-        unsafe { self.page(at).add(self.layout.value_offset(self.kv_head)) }
+        unsafe { self.page(at).add(self.pages.layout.value_offset(self.kv_head)) }
     }
 
     fn page(&self, at: usize) -> *const u8 {
         let page = self.inputs.page(self.row, self.first + at);
         // SAFETY: as above.
-        unsafe { self.pool.add(page * self.layout.page_bytes()) }
+        unsafe { self.pages.page(page) }
     }
 
     /// Positions of the chunk that a row may look at, relative to it.
@@ -195,7 +192,7 @@ impl Block<'_> {
             };
             for i in 0..queries {
                 let q = self.q.add(self.offset(i, self.spec.heads * head_dim));
-                for (to, &dim) in self.layout.order.iter().enumerate() {
+                for (to, &dim) in self.pages.layout.order.iter().enumerate() {
                     memory.q.add(i * padded + to).write(q.add(dim as usize).read());
                 }
                 begin(memory.state.add(2 * i), memory.total.add(i * padded), padded);
@@ -203,8 +200,7 @@ impl Block<'_> {
             for chunk in self.chunks.clone() {
                 let chunk = Chunk {
                     spec: self.spec,
-                    layout: self.layout,
-                    pool: self.pool,
+                    pages: self.pages,
                     inputs: self.inputs,
                     row: self.rows.start,
                     kv_head: self.kv_head,
@@ -233,7 +229,7 @@ impl Block<'_> {
     /// # Safety
     /// The memory is that of this block's queries.
     unsafe fn attend(&self, isa: Isa, chunk: &Chunk<'_>, memory: &Memory, tile: Range<usize>) {
-        let (n, padded, kind) = (tile.len(), chunk.padded, self.layout.kind);
+        let (n, padded, kind) = (tile.len(), chunk.padded, self.pages.layout.kind);
         let mut keys = [const { 0..0 }; TILE];
         for (keys, query) in keys.iter_mut().zip(tile.clone()) {
             *keys = chunk.allowed(self.row(query));

@@ -5,11 +5,13 @@
 //! the sum tree of `f32x32` wants its 32 accumulators ([`PageLayout::order`]): a score then reads memory straight
 //! through and holds six partial sums instead of 32.
 
+use std::io;
+
 use ingle_graph::program::KvLayer;
 use ingle_graph::reference::kv_q8_0;
 use ingle_graph::{KvType, PAGE};
 
-use crate::memory::ALIGN;
+use crate::memory::{ALIGN, Aligned};
 use crate::simd::{Kernel, MAX_LANES, Vector};
 
 /// Accumulators of `f32x32`.
@@ -85,6 +87,63 @@ impl PageLayout {
     /// Byte offset of the values of a head in a page.
     pub fn value_offset(&self, head: usize) -> usize {
         self.heads * self.key_bytes + head * self.value_bytes
+    }
+}
+
+/// Keys and values of all layers, `[page][layer]`: what a sequence touches lies together, so that a short one takes
+/// little memory even where the system gives it in huge pages.
+pub struct Pool {
+    memory: Aligned,
+    /// Layout, and byte offset in a page of all layers.
+    layers: Vec<(PageLayout, usize)>,
+    /// Bytes of a page of all layers.
+    stride: usize,
+}
+
+/// One layer's part of a [`Pool`].
+#[derive(Clone, Copy)]
+pub struct Pages<'a> {
+    /// Layout of a page.
+    pub layout: &'a PageLayout,
+    start: *mut u8,
+    stride: usize,
+}
+
+impl Pool {
+    /// Room for `pages` pages.
+    ///
+    /// # Errors
+    /// The system refuses the address space.
+    pub fn new(layers: &[KvLayer], kind: KvType, pages: usize) -> io::Result<Self> {
+        let mut stride = 0;
+        let place = |layer| {
+            let layout = PageLayout::new(layer, kind);
+            stride += layout.page_bytes();
+            let at = stride - layout.page_bytes();
+            (layout, at)
+        };
+        let layers = layers.iter().map(place).collect();
+        let bytes = pages.checked_mul(stride).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { memory: Aligned::new(bytes)?, layers, stride })
+    }
+
+    /// The pages of one layer.
+    pub fn layer(&self, layer: usize) -> Pages<'_> {
+        let (layout, at) = &self.layers[layer];
+        // SAFETY: inside the first page, or at the end of an empty pool.
+        let start = unsafe { self.memory.as_mut_ptr().add((*at).min(self.memory.len())) };
+        Pages { layout, start, stride: self.stride }
+    }
+}
+
+impl Pages<'_> {
+    /// First byte of the layer's part of a page.
+    ///
+    /// # Safety
+    /// The page is in the pool.
+    pub unsafe fn page(&self, page: usize) -> *mut u8 {
+        // SAFETY: the caller's.
+        unsafe { self.start.add(page * self.stride) }
     }
 }
 

@@ -5,9 +5,9 @@ use ingle_graph::{AttentionSpec, PAGE};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use super::{Emission, Frame, Pool, Scratch, Value, quantize, spread};
+use super::{Emission, Frame, Scratch, Value, quantize, spread};
 use crate::kernels::attention::{self, Block, Merge, Sink};
-use crate::kernels::kv::Store;
+use crate::kernels::kv::{Pages, Store};
 use crate::kernels::rope::Rope;
 use crate::memory::Aligned;
 use crate::threads::Worker;
@@ -18,12 +18,12 @@ pub fn store(
     frame: &Frame<'_>,
     worker: &mut Worker<'_>,
     scratch: &mut Scratch,
-    pool: &Pool,
+    pages: Pages<'_>,
     k: &Value,
     v: &Value,
     rotate: Option<&(RopeId, Value, Value)>,
 ) {
-    let (heads, head_dim) = (pool.layout.heads, pool.layout.head_dim);
+    let (heads, head_dim) = (pages.layout.heads, pages.layout.head_dim);
     let mut saturated = 0;
     spread(worker, k.rows(frame) * heads, |item| {
         let (row, head) = (item / heads, item % heads);
@@ -53,8 +53,8 @@ pub fn store(
                 }
             }
             frame.isa.run(Store {
-                layout: &pool.layout,
-                page: pool.memory.as_mut_ptr().add(cell / PAGE * pool.layout.page_bytes()),
+                layout: pages.layout,
+                page: pages.page(cell / PAGE),
                 head,
                 at: cell % PAGE,
                 key,
@@ -86,12 +86,11 @@ pub fn attend(
     };
     let chunks = |row: usize| attention::chunks(spec, frame.inputs.positions[row] as usize);
     let longest = (0..rows).map(|row| chunks(row).len()).max().unwrap_or(0);
-    let pool = &frame.pools[spec.layer];
+    let pages = frame.pool.layer(spec.layer);
     let mut block = |rows: Range<usize>, kv_head, chunks, sink| {
         let block = Block {
             spec,
-            layout: &pool.layout,
-            pool: pool.memory.as_mut_ptr(),
+            pages,
             inputs: frame.inputs,
             q: q.row(frame, 0),
             rows,

@@ -82,7 +82,8 @@ impl Product for Scores<'_> {
                 let last = page + PAGE == pages.end;
                 let next = if last { self.chunk.values(pages.start) } else { self.chunk.keys(page + PAGE) };
                 for at in (0..PAGE).step_by(V::LANES) {
-                    let sums = match self.chunk.layout.head_dim {
+                    let sums = match self.chunk.pages.layout.head_dim {
+                        _ if V::LANES == 1 => self.dot::<V, E, N, 0>(block, next, at),
                         64 => self.dot::<V, E, N, 2>(block, next, at),
                         128 => self.dot::<V, E, N, 4>(block, next, at),
                         256 => self.dot::<V, E, N, 8>(block, next, at),
@@ -112,7 +113,7 @@ impl Scores<'_> {
         next: *const u8,
         at: usize,
     ) -> [V; N] {
-        let layout = self.chunk.layout;
+        let layout = self.chunk.pages.layout;
         let mut walk = Walk { block, next, layout, at, q: self.q, padded: self.chunk.padded, row: 0 };
         let mut parts = [[V::splat(0.0); N]; ACCUMULATORS / FOUR];
         // SAFETY: the walk reads each of the head's rows of keys once, and as many elements of each query.
@@ -227,7 +228,7 @@ impl Values<'_> {
         keys: Range<usize>,
         d: usize,
     ) {
-        let (layout, padded) = (self.chunk.layout, self.chunk.padded);
+        let (layout, padded) = (self.chunk.pages.layout, self.chunk.padded);
         // SAFETY: as in `run`.
         unsafe {
             let mut sums = [[V::splat(0.0); C]; N];
