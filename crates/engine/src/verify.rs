@@ -141,11 +141,72 @@ fn bad(path: &Path, what: impl Into<String>) -> Error {
 }
 
 fn ids(v: &Value) -> Option<Vec<u32>> {
-    v.as_array()?.iter().map(|t| t.as_u64().map(|t| t as u32)).collect()
+    v.as_array()?.iter().map(|t| t.as_u64().and_then(|t| u32::try_from(t).ok())).collect()
 }
 
 fn numbers(v: &Value) -> Option<Vec<f64>> {
     v.as_array()?.iter().map(Value::as_f64).collect()
+}
+
+/// One prompt of a tiny model's reference, checked against the model.
+struct Prompt {
+    input: Vec<u32>,
+    /// Logits after the last token, `[vocabulary]`.
+    last_logits: Vec<f64>,
+    /// Five likeliest tokens at each position, if given.
+    top: Option<Vec<Vec<u32>>>,
+    greedy: Vec<u32>,
+    /// Distance between the two largest logits at each greedy step.
+    margins: Vec<f64>,
+}
+
+fn tiny_prompts(prompts: &[Value], model: &Model, path: &Path) -> Result<Vec<Prompt>> {
+    let vocabulary = model.config.vocabulary;
+    if prompts.is_empty() {
+        return Err(bad(path, "\"prompts\" is empty: there is nothing to compare"));
+    }
+    let read = |(p, prompt): (usize, &Value)| {
+        let field = |k: &str| prompt.get(k).ok_or_else(|| bad(path, format!("prompt {p} has no {k:?}")));
+        let list = |k: &str| {
+            let ids = ids(field(k)?).filter(|ids| !ids.is_empty());
+            let ids =
+                ids.ok_or_else(|| bad(path, format!("prompt {p}: want a list of token ids in {k:?}")))?;
+            in_vocabulary(&ids, vocabulary, path).map(|()| ids)
+        };
+        let floats = |k: &str, len: usize| match numbers(field(k)?) {
+            Some(x) if x.len() == len => Ok(x),
+            found => {
+                let found = found.map_or("no list of numbers".into(), |x| format!("{} numbers", x.len()));
+                Err(bad(path, format!("prompt {p}: want {len} numbers in {k:?}, found {found}")))
+            }
+        };
+        let (input, greedy) = (list("input_ids")?, list("greedy")?);
+        let top = match prompt.get("top5_ids") {
+            None => None,
+            Some(top) => {
+                let top: Option<Vec<Vec<u32>>> = top.as_array().and_then(|t| t.iter().map(ids).collect());
+                let full = |t: &Vec<Vec<u32>>| t.len() == input.len() && t.iter().all(|t| !t.is_empty());
+                Some(top.filter(full).ok_or_else(|| {
+                    bad(path, format!("prompt {p}: want {} lists of token ids in \"top5_ids\"", input.len()))
+                })?)
+            }
+        };
+        Ok(Prompt {
+            last_logits: floats("last_logits", vocabulary)?,
+            margins: floats("greedy_margin", greedy.len())?,
+            top,
+            input,
+            greedy,
+        })
+    };
+    prompts.iter().enumerate().map(read).collect()
+}
+
+fn in_vocabulary(ids: &[u32], vocabulary: usize, path: &Path) -> Result<()> {
+    match ids.iter().find(|&&id| id as usize >= vocabulary) {
+        Some(id) => Err(bad(path, format!("token {id}, but the model's vocabulary is {vocabulary}"))),
+        None => Ok(()),
+    }
 }
 
 /// Tensors beside a reference file: `reference-q8_0.safetensors` beside `reference-q8_0.json`, if it is there.
@@ -202,7 +263,12 @@ pub fn against(
     match (prompts, items) {
         (Some(prompts), _) => {
             let tensors = Tensors::beside(path)?;
-            let context = 256;
+            let prompts = &tiny_prompts(prompts, &model, path)?;
+            let family = model.config.family;
+            if let Some(arch) = json.get("arch").and_then(Value::as_str).filter(|a| !a.starts_with(family)) {
+                return Err(bad(path, format!("it is of {arch:?}, but the model is {family}")));
+            }
+            let context = prompts.iter().map(|p| p.input.len() + p.greedy.len()).max().unwrap_or(0) + 1;
             let fits = Limits { rms: 3e-5, max: 3e-4, misses: 0, margin: 0.0, overlap: None };
             let taps = PlanOptions { taps: true, ..exact.clone() };
             tiny(&mut report, 'a', fits, &mut runner(taps, context)?, prompts, &tensors, path)?;
@@ -237,6 +303,9 @@ pub fn against(
                 len("prompt_ids") + len("generated_ids")
             });
             let context = longest.max().unwrap_or(0) + 1;
+            if items.is_empty() {
+                return Err(bad(path, "\"items\" is empty: there is nothing to compare"));
+            }
             let limits = RealLimits { top: Some(0.02), dlogprob: None, margin: 0.05 };
             real(&mut report, 'a', limits, &mut runner(exact, context)?, items, path)?;
             let limits = RealLimits { top: None, dlogprob: Some(0.2), margin: 0.5 };
@@ -254,7 +323,7 @@ fn tiny(
     arm: char,
     limits: Limits,
     runner: &mut Runner,
-    prompts: &[Value],
+    prompts: &[Prompt],
     tensors: &Tensors,
     path: &Path,
 ) -> Result<()> {
@@ -265,32 +334,30 @@ fn tiny(
     let (mut tokens, mut misses, mut unexcused) = (0, 0, 0);
     let mut hidden: Vec<Difference> = (0..=layers).map(|_| Difference::default()).collect();
     for (p, prompt) in prompts.iter().enumerate() {
-        let field = |k: &str| prompt.get(k).ok_or_else(|| bad(path, format!("prompt {p} has no {k:?}")));
-        let numbers = |k: &str| numbers(field(k)?).ok_or_else(|| bad(path, format!("prompt {p}: {k:?}")));
-        let ids = |k: &str| ids(field(k)?).ok_or_else(|| bad(path, format!("prompt {p}: {k:?}")));
-        let (input, greedy) = (ids("input_ids")?, ids("greedy")?);
-        let margins = numbers("greedy_margin")?;
+        let Prompt { input, last_logits, top, greedy, margins } = prompt;
         let n = input.len();
-        let mut feed = Feed::new(runner, [input, greedy.clone()].concat());
+        let mut feed = Feed::new(runner, [input.as_slice(), greedy].concat());
         feed.run(0, n)?;
         let ours = feed.runner.output("logits")?.to_vec();
         match tensors.get(&format!("logits.{p}")) {
-            Some(reference) if reference.len() == ours.len() => {
+            Some(reference) if reference.len() != ours.len() => {
+                let what =
+                    format!("logits.{p} has {} values, the model gives {}", reference.len(), ours.len());
+                return Err(bad(&path.with_extension("safetensors"), what));
+            }
+            Some(reference) => {
                 ours.iter().zip(reference).for_each(|(&a, b)| logits.add(a, f64::from(b)));
             }
-            _ => {
-                let last = numbers("last_logits")?;
-                ours[(n - 1) * vocabulary..].iter().zip(last).for_each(|(&a, b)| logits.add(a, b));
+            None => {
+                ours[(n - 1) * vocabulary..].iter().zip(last_logits).for_each(|(&a, &b)| logits.add(a, b));
             }
         }
-        if let Some(top) = prompt.get("top5_ids").and_then(Value::as_array) {
-            for (row, top) in ours.chunks_exact(vocabulary).zip(top) {
-                let mut order: Vec<u32> = (0..vocabulary as u32).collect();
-                order.sort_by(|&a, &b| row[b as usize].total_cmp(&row[a as usize]).then(a.cmp(&b)));
-                let top = self::ids(top).ok_or_else(|| bad(path, format!("prompt {p}: top5_ids")))?;
-                overlap += top.iter().filter(|t| order[..5].contains(t)).count() as f64 / top.len() as f64;
-                positions += 1;
-            }
+        for (row, top) in ours.chunks_exact(vocabulary).zip(top.iter().flatten()) {
+            let mut order: Vec<u32> = (0..vocabulary as u32).collect();
+            order.sort_by(|&a, &b| row[b as usize].total_cmp(&row[a as usize]).then(a.cmp(&b)));
+            let ours = &order[..5.min(vocabulary)];
+            overlap += top.iter().filter(|t| ours.contains(t)).count() as f64 / top.len() as f64;
+            positions += 1;
         }
         if runner_has_taps(feed.runner) {
             for (layer, difference) in hidden.iter_mut().enumerate() {
@@ -301,7 +368,7 @@ fn tiny(
             }
         }
         let mut row = ours[(n - 1) * vocabulary..].to_vec();
-        for (step, (&want, &margin)) in greedy.iter().zip(&margins).enumerate() {
+        for (step, (&want, &margin)) in greedy.iter().zip(margins).enumerate() {
             tokens += 1;
             let ours = argmax(&row);
             if ours != want {
@@ -384,8 +451,17 @@ fn real(
         let steps = item.get("steps").and_then(Value::as_array);
         let steps = steps.ok_or_else(|| bad(path, format!("item {i} has no \"steps\"")))?;
         let n = prompt.len();
+        let vocabulary = runner.model().config.vocabulary;
+        in_vocabulary(&prompt, vocabulary, path)?;
+        in_vocabulary(&generated, vocabulary, path)?;
+        if n == 0 || steps.is_empty() || steps.len() != generated.len() {
+            let what = format!("{n} prompt tokens, {} generated, {} steps", generated.len(), steps.len());
+            return Err(bad(
+                path,
+                format!("item {i}: {what}: want some, and as many steps as generated tokens"),
+            ));
+        }
         let mut feed = Feed::new(runner, [prompt, generated.clone()].concat());
-        let vocabulary = feed.runner.model().config.vocabulary;
         for (s, (step, &want)) in steps.iter().zip(&generated).enumerate() {
             feed.run(if s == 0 { 0 } else { n + s - 1 }, n + s)?;
             let all = feed.runner.output("logits")?;

@@ -123,6 +123,15 @@ impl Config {
         let names = Names { style, sandwich: gemma };
         let hidden = keys.usize("embedding_length", "hidden_size")?;
         let layers = keys.usize("block_count", "num_hidden_layers")?;
+        if layers > checkpoint.tensors().len() {
+            let what =
+                format!("{layers} layers, but the file has only {} tensors", checkpoint.tensors().len());
+            return Err(setting(keys.name("block_count", "num_hidden_layers"), what));
+        }
+        if let Some(experts) = keys.usize_opt("expert_count", "num_experts")?.filter(|&n| n > 0) {
+            let what = format!("{experts} experts: mixtures of experts are not supported yet");
+            return Err(setting(keys.name("expert_count", "num_experts"), what));
+        }
         let heads = keys.usize("attention.head_count", "num_attention_heads")?;
         let kv_heads = keys.usize_opt("attention.head_count_kv", "num_key_value_heads")?.unwrap_or(heads);
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {

@@ -1,6 +1,7 @@
 //! `verify` on every fixture, on the path the machine would choose.
 
 use ingle_engine::verify::{Report, against};
+use serde_json::{Value, json};
 
 use super::{checkpoint, fixture};
 use crate::cpu;
@@ -56,4 +57,41 @@ fn a_wrong_reference_fails() {
     let report = report("models/llama", "models/llama_yarn/reference.json");
     assert!(!report.passed());
     assert!(report.first_layer.is_some() && !report.misses.is_empty());
+}
+
+/// References that say too little, or are of another model, are errors and never a pass (a reference cut short once
+/// passed with nothing compared).
+#[test]
+fn references_that_do_not_fit_are_refused() {
+    let model = checkpoint("gguf/qwen3-s1/model-q8_0.gguf");
+    let text = std::fs::read_to_string(fixture("gguf/qwen3-s1/reference-q8_0.json")).expect("a fixture");
+    let whole: Value = serde_json::from_str(&text).expect("a fixture");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    type Fault = fn(&mut Value);
+    let faults: [(&str, Fault); 9] = [
+        ("nothing to compare", |r| r["prompts"] = json!([])),
+        ("input_ids", |r| r["prompts"][0]["input_ids"] = json!([])),
+        ("\"greedy\"", |r| r["prompts"][1]["greedy"] = json!([])),
+        ("greedy_margin", |r| r["prompts"][1]["greedy_margin"] = json!([0.5])),
+        ("512 numbers", |r| r["prompts"][2]["last_logits"] = json!([0.5])),
+        ("top5_ids", |r| r["prompts"][2]["top5_ids"] = json!([[1]])),
+        ("1000000", |r| r["prompts"][0]["greedy"][3] = json!(1_000_000)),
+        ("input_ids", |r| r["prompts"][0]["input_ids"] = json!(["a"])),
+        ("gemma3_text", |r| r["arch"] = json!("gemma3_text")),
+    ];
+    for (what, fault) in faults {
+        let mut reference = whole.clone();
+        fault(&mut reference);
+        let path = folder.path().join("reference.json");
+        std::fs::write(&path, reference.to_string()).expect("room");
+        let error = against(&model, &path, &mut || Ok(cpu(1, None))).expect_err(what).to_string();
+        assert!(error.contains(what) && error.contains("reference.json"), "{what}: {error}");
+    }
+    let mut long = whole;
+    long["prompts"][0]["input_ids"] = json!(vec![5; 400]);
+    long["prompts"][0]["top5_ids"] = json!(vec![vec![5]; 400]);
+    let path = folder.path().join("reference.json");
+    std::fs::write(&path, long.to_string()).expect("room");
+    let report = against(&model, &path, &mut || Ok(cpu(1, None))).expect("any length is compared");
+    assert!(!report.passed());
 }
