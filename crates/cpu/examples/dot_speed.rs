@@ -20,7 +20,7 @@ fn main() {
     let mut args = std::env::args().skip(1);
     let only = args.next().filter(|name| name != "all");
     let cols: usize = args.next().map_or(2048, |cols| cols.parse().expect("columns are a number"));
-    let team = Team::new(1);
+    let team = Team::new(1).unwrap();
     println!("{:6} {:8} {:>12} {:>14}", "format", "isa", "1 row GB/s", "512 rows GOPS");
     for format in quant::FORMATS {
         if only.as_ref().is_some_and(|name| *name != format.dtype.name()) {

@@ -88,8 +88,11 @@ impl Cpu {
                 "{threads} threads for {processors} processors: at most {limit}, and as many as there are cores is best"
             )));
         }
+        let team = Team::new(threads).map_err(|error| {
+            device(format!("{threads} threads cannot be started ({error}); choose fewer"))
+        })?;
         Ok(Self {
-            team: Team::new(threads),
+            team,
             isa,
             model: None,
             programs: Vec::new(),
@@ -190,6 +193,8 @@ impl Backend for Cpu {
             device(format!("no memory for {} pages of keys and values: {error}", kv.pages))
         })?;
         self.programs.clear();
+        self.paths.clear();
+        self.saturated = AtomicU64::new(0);
         self.model = Some(Model {
             weights,
             ropes: graph.ropes.iter().map(rope).collect::<Result<_>>()?,

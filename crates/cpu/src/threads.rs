@@ -7,6 +7,7 @@
 
 use std::any::Any;
 use std::cell::UnsafeCell;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -75,12 +76,11 @@ struct Padded<T>(T);
 impl Team {
     /// A team of `threads` workers (at least 1), of which `threads - 1` are started here.
     ///
-    /// # Panics
-    /// When the system refuses a thread.
-    pub fn new(threads: usize) -> Team {
-        let size = threads.max(1);
+    /// # Errors
+    /// The system refuses a thread.
+    pub fn new(threads: usize) -> io::Result<Team> {
         let shared = Arc::new(Shared {
-            size,
+            size: threads.max(1),
             state: Padded::default(),
             active: Padded::default(),
             claims: Padded::default(),
@@ -92,16 +92,14 @@ impl Team {
             finished: Bell::default(),
             left: Bell::default(),
         });
-        let helpers = (1..size)
-            .map(|index| {
-                let shared = shared.clone();
-                std::thread::Builder::new()
-                    .name(format!("ingle-cpu-{index}"))
-                    .spawn(move || shared.help(index))
-                    .expect("the system refuses a thread; choose fewer")
-            })
-            .collect();
-        Team { shared, helpers, busy: Mutex::new(()) }
+        let mut team = Team { shared, helpers: Vec::new(), busy: Mutex::new(()) };
+        for index in 1..threads {
+            let shared = team.shared.clone();
+            let helper = std::thread::Builder::new().name(format!("ingle-cpu-{index}"));
+            // On an error, those already started end with the team.
+            team.helpers.push(helper.spawn(move || shared.help(index))?);
+        }
+        Ok(team)
     }
 
     /// Workers, the caller's thread included.
@@ -378,7 +376,7 @@ mod tests {
     #[test]
     fn every_item_is_done_once_and_before_the_next_share() {
         for threads in [1, 2, 3, 5] {
-            let team = Team::new(threads);
+            let team = Team::new(threads).unwrap();
             for job in 0..50 {
                 let phases: Vec<usize> = (0..20).map(|phase| [97, 1, 0, 13, 2][(job + phase) % 5]).collect();
                 let done: Vec<AtomicUsize> = (0..97).map(|_| AtomicUsize::new(0)).collect();
@@ -401,7 +399,7 @@ mod tests {
 
     #[test]
     fn run_calls_once_for_each_worker() {
-        let team = Team::new(3);
+        let team = Team::new(3).unwrap();
         let seen = AtomicUsize::new(0);
         team.run(&|worker, workers| {
             assert_eq!(workers, 3);
@@ -412,7 +410,7 @@ mod tests {
 
     #[test]
     fn sleepers_wake() {
-        let team = Team::new(3);
+        let team = Team::new(3).unwrap();
         for _ in 0..3 {
             std::thread::sleep(4 * SPIN_IDLE);
             team.work(&|worker| {
@@ -424,7 +422,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_does_not_come_holds_nobody_up() {
-        let team = Team::new(2);
+        let team = Team::new(2).unwrap();
         let late = AtomicBool::new(true);
         team.work(&|worker| {
             // Worker 1 comes when worker 0 has done all phases alone.
@@ -441,7 +439,7 @@ mod tests {
 
     #[test]
     fn a_panic_reaches_the_caller_and_the_team_lives_on() {
-        let team = Team::new(3);
+        let team = Team::new(3).unwrap();
         for guilty in 0..5 {
             let job = catch_unwind(AssertUnwindSafe(|| {
                 team.work(&|worker| {

@@ -106,7 +106,7 @@ fn check(format: &Format, digits: usize, rows: usize, units: usize, x_rows: usiz
     let layout = Layout::new(x_rows, cols, format.unit, digits);
     let x = random_activations(&layout, &mut random);
     let bias: Vec<f32> = (0..rows).map(|_| random.unit()).collect();
-    let packed = Packed::new(format.dtype, rows, cols, &data, &Team::new(1)).unwrap();
+    let packed = Packed::new(format.dtype, rows, cols, &data, &Team::new(1).unwrap()).unwrap();
     let activations = Activations::new(layout, &x);
     let row_bytes = format.dtype.row_bytes(cols).unwrap();
     let wanted: Vec<f32> = (0..x_rows)
@@ -190,7 +190,7 @@ fn extreme_units_do_not_overflow() {
                     let layout = Layout::new(1, cols, format.unit, digits);
                     let mut x = vec![0u8; layout.bytes()];
                     quantize_row(&layout, &vec![value; cols], 0, &mut x);
-                    let packed = Packed::new(format.dtype, 1, cols, &data, &Team::new(1)).unwrap();
+                    let packed = Packed::new(format.dtype, 1, cols, &data, &Team::new(1).unwrap()).unwrap();
                     let wanted = reference::int_dot(&data, format, &x, &layout, 0);
                     for isa in available() {
                         let mut y = 0.0f32;
@@ -236,7 +236,7 @@ fn packed_bytes_are_near_the_file_bytes() {
     for format in quant::FORMATS.iter().filter(|format| spec::spec(format.dtype).is_some()) {
         let (rows, cols) = (64, 4096);
         let data = vec![0u8; format.dtype.row_bytes(cols).unwrap() * rows];
-        let packed = Packed::new(format.dtype, rows, cols, &data, &Team::new(1)).unwrap();
+        let packed = Packed::new(format.dtype, rows, cols, &data, &Team::new(1).unwrap()).unwrap();
         assert!(
             packed.bytes() * 100 <= data.len() * 103,
             "{}: {} for {}",
@@ -249,7 +249,7 @@ fn packed_bytes_are_near_the_file_bytes() {
 
 #[test]
 fn what_cannot_be_packed_is_refused_with_the_numbers() {
-    let team = Team::new(1);
+    let team = Team::new(1).unwrap();
     let error = Packed::new(DType::F16, 1, 32, &[0; 64], &team).unwrap_err().to_string();
     assert_eq!(error, "f16 weights have no packed form; use the float product");
     let error = Packed::new(DType::Q8_0, 2, 32, &[0; 67], &team).unwrap_err().to_string();
