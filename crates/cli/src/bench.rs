@@ -76,17 +76,22 @@ pub fn bench(flags: &Bench) -> Result<()> {
     }
 }
 
-/// Prefill tests first, then decode tests by depth, for each batch size.
+/// Prefill tests first, then decode tests by depth, for each batch size; each once.
 fn tests(flags: &Bench) -> Result<Vec<Test>> {
-    let mut tests = Vec::new();
+    let mut tests: Vec<Test> = Vec::new();
+    let mut add = |test: Test| {
+        if test.tokens > 0 && !tests.contains(&test) {
+            tests.push(test);
+        }
+    };
     for &batch in &flags.batch {
         let batch = usize::from(batch);
-        for &tokens in flags.prefill.iter().filter(|&&n| n > 0) {
-            tests.push(Test { kind: workload::Kind::Prefill, tokens, depth: 0, batch });
+        for &tokens in &flags.prefill {
+            add(Test { kind: workload::Kind::Prefill, tokens, depth: 0, batch });
         }
         for &depth in &flags.depth {
-            for &tokens in flags.decode.iter().filter(|&&n| n > 0) {
-                tests.push(Test { kind: workload::Kind::Decode, tokens, depth, batch });
+            for &tokens in &flags.decode {
+                add(Test { kind: workload::Kind::Decode, tokens, depth, batch });
             }
         }
     }

@@ -2,7 +2,7 @@
 //! by line.
 
 use std::fs;
-use std::io::{BufRead, Write, stdin, stdout};
+use std::io::{BufRead, ErrorKind, Read, Write, stdin, stdout};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -15,6 +15,7 @@ use rustyline::error::ReadlineError;
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::flags::Chat;
 use crate::session::{self, Session};
 use crate::sys::{self, CtrlC};
@@ -31,6 +32,9 @@ const HELP: &str = "\
 /exit             leave; so does Ctrl-D
 Ctrl-C            stop the answer, keep the chat";
 
+/// Longest line of a script.
+const LINE_BYTES_MAX: u64 = 16 << 20;
+
 /// Talks until the input ends or `/exit`.
 pub fn chat(flags: &Chat) -> Result<()> {
     let sampling = flags.sampling.settings()?;
@@ -41,10 +45,8 @@ pub fn chat(flags: &Chat) -> Result<()> {
     }
     let mut input = Input::new()?;
     if let Input::Person { .. } = input {
-        eprintln!(
-            "{}",
-            Paint::stderr().dim(&format!("{} on {}; /help lists commands", session.name, session.device))
-        );
+        let said = format!("{} on {}; /help lists commands", session.name, session.device);
+        term::say(&Paint::stderr().dim(&said));
     }
     let mut talk = Talk {
         session,
@@ -66,11 +68,12 @@ pub fn chat(flags: &Chat) -> Result<()> {
         // What fails in a chat is said, and the chat goes on.
         match outcome {
             Err(error @ Error::Stream(_)) => return Err(error),
-            Err(error) => eprintln!("{} {}", Paint::stderr().bad("error:"), error.line()),
+            Err(error) => term::error(&error),
             Ok(()) => {}
         }
     }
-    input.close()
+    input.close();
+    Ok(())
 }
 
 /// Where lines come from.
@@ -101,28 +104,55 @@ impl Input {
             Input::Person { editor, .. } => loop {
                 match editor.readline("> ") {
                     Ok(line) => {
-                        editor.add_history_entry(&line)?;
+                        // A line that cannot be remembered can still be answered.
+                        let _ = editor.add_history_entry(&line);
                         return Ok(Some(line));
                     }
                     Err(ReadlineError::Eof) => return Ok(None),
-                    Err(ReadlineError::Interrupted) => eprintln!("Ctrl-D or /exit leaves"),
+                    Err(ReadlineError::Interrupted) => term::say("Ctrl-D or /exit leaves"),
+                    Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
+                        term::error(&not_utf8());
+                    }
                     Err(error) => return Err(error.into()),
                 }
             },
-            Input::Script => {
-                let mut line = String::new();
-                Ok((stdin().lock().read_line(&mut line)? > 0).then_some(line))
-            }
+            Input::Script => loop {
+                let mut line = Vec::new();
+                if stdin().lock().take(LINE_BYTES_MAX + 1).read_until(b'\n', &mut line)? == 0 {
+                    return Ok(None);
+                }
+                // The end of the chat, since such an input is no script and need not have an end.
+                if line.len() as u64 > LINE_BYTES_MAX {
+                    return Err(Error::Refused(format!(
+                        "a line of standard input is longer than {}",
+                        term::bytes(LINE_BYTES_MAX)
+                    )));
+                }
+                match String::from_utf8(line) {
+                    Ok(line) => return Ok(Some(line)),
+                    Err(_) => term::error(&not_utf8()),
+                }
+            },
         }
     }
 
-    /// Keeps the history.
-    fn close(self) -> Result<()> {
-        let Input::Person { mut editor, history: Some(file) } = self else { return Ok(()) };
+    /// Keeps the history, where there is a place for it.
+    fn close(self) {
+        let Input::Person { mut editor, history: Some(file) } = self else { return };
         let dir = file.parent().unwrap_or(Path::new("."));
-        fs::create_dir_all(dir).map_err(|e| Error::io("create", dir, e))?;
-        Ok(editor.save_history(&file)?)
+        let kept =
+            fs::create_dir_all(dir).map_err(ReadlineError::from).and_then(|()| editor.save_history(&file));
+        if let Err(why) = kept {
+            term::say(&format!(
+                "note: what was typed is not remembered: cannot write {}: {why}",
+                file.display()
+            ));
+        }
     }
+}
+
+fn not_utf8() -> Error {
+    Error::Refused("the line is not UTF-8 and is left out".into())
 }
 
 /// A conversation in progress.
@@ -163,29 +193,42 @@ impl Talk {
         let ctrl_c = CtrlC::catch();
         let mut out = stdout().lock();
         let mut written = Ok(());
+        let mut mid_line = false;
         let reply = self.session.handle.generate(request, &mut |event| {
             if let Some(Event::Text(text)) = event
                 && written.is_ok()
             {
                 written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+                mid_line = !text.ends_with('\n');
             }
             match written.is_err() || ctrl_c.pressed() {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
             }
-        })?;
+        });
         written?;
-        writeln!(out)?;
+        if reply.is_ok() || mid_line {
+            writeln!(out)?;
+        }
+        let reply = reply.map_err(in_a_chat)?;
         let paint = Paint::stderr();
         match reply.finish_reason {
-            FinishReason::Cancelled => eprintln!("{}", paint.dim("(stopped)")),
-            FinishReason::Length => eprintln!(
-                "{}",
-                paint.dim(&format!(
-                    "(cut after {} tokens: /set max_tokens N, or a longer context with -c)",
-                    reply.generated_ids.len()
-                ))
-            ),
+            FinishReason::Cancelled => {
+                term::say(&paint.dim("(stopped)"));
+                if reply.text.is_empty() {
+                    return Err(Error::Refused("stopped before the answer began".into()));
+                }
+            }
+            FinishReason::Length => {
+                let context = self.session.handle.engine().runner().kv().context;
+                let is_full = reply.prompt_ids.len() + reply.generated_ids.len() >= context;
+                term::say(&paint.dim(&match is_full {
+                    true => format!(
+                        "(cut: the context of {context} tokens is full; /clear forgets the conversation)"
+                    ),
+                    false => format!("(cut after {} tokens: /set max_tokens N)", reply.generated_ids.len()),
+                }));
+            }
             FinishReason::Stop => {}
         }
         self.messages.push(json!({ "role": "assistant", "content": reply.text }));
@@ -233,12 +276,12 @@ impl Talk {
 
     fn save(&self, file: &Path) -> Result<()> {
         let whole = json!({ "system": self.system, "messages": self.messages });
-        fs::write(file, format!("{whole:#}\n")).map_err(|e| Error::io("write", file, e))
+        files::write(file, &format!("{whole:#}\n"), &self.session.path)
     }
 
     fn load(&mut self, file: &Path) -> Result<()> {
         let bad = |what: String| Error::Content { path: file.to_path_buf(), what };
-        let text = fs::read_to_string(file).map_err(|e| Error::io("read", file, e))?;
+        let text = files::read_text(file)?;
         let whole: Value = serde_json::from_str(&text).map_err(|e| bad(format!("not JSON: {e}")))?;
         let messages =
             whole["messages"].as_array().ok_or_else(|| bad("it has no list \"messages\"".into()))?;
@@ -302,6 +345,18 @@ impl Talk {
             .map_err(|e| Error::Refused(e.to_string()))?;
         self.sampling = settings;
         Ok(())
+    }
+}
+
+/// A context that is full, in the words of a chat.
+fn in_a_chat(error: ingle_engine::handle::Error) -> Error {
+    use ingle_engine::{Error::Context, handle::Error::Engine};
+    match error {
+        Engine(Context { prompt, context }) => Error::Refused(format!(
+            "the conversation has {prompt} tokens, but the context is {context}: /clear forgets it, and -c makes the \
+             context longer"
+        )),
+        error => error.into(),
     }
 }
 

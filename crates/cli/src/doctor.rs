@@ -8,7 +8,7 @@ use ingle_cpu::{Isa, physical_cores};
 
 use crate::error::Result;
 use crate::source::{Cache, DEFAULT_MODEL, Hub, Pip, Sources, Spec};
-use crate::sys::{cpu_name, memory_bytes};
+use crate::sys::{self, cpu_name, memory_bytes};
 use crate::term::{Paint, bytes};
 
 /// How long a source may take to answer.
@@ -118,7 +118,16 @@ fn cache(cache: &Cache) -> Vec<Finding> {
         Some(path) => well("default model", path.display().to_string()),
         None => missing("default model", format!("{} is not fetched yet: ingle pull", DEFAULT_MODEL.file)),
     };
-    vec![models, default]
+    match sys::try_writing(cache.root()) {
+        Ok(()) => vec![models, default],
+        Err((folder, why)) => {
+            let said = format!(
+                "{} is not writable ({why}): nothing can be fetched; see INGLE_CACHE",
+                folder.display()
+            );
+            vec![models, missing("cache", said), default]
+        }
+    }
 }
 
 fn hub(hub: &Hub) -> Finding {

@@ -85,6 +85,6 @@ impl Error {
 
     /// The message on one line, whatever its parts hold.
     pub fn line(&self) -> String {
-        self.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+        crate::term::plain(&self.to_string().split_whitespace().collect::<Vec<_>>().join(" "))
     }
 }

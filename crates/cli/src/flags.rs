@@ -52,7 +52,8 @@ impl Cli {
     }
 }
 
-/// Lets every switch take a value, so that `--json=0` is off.
+/// Lets every switch take a value, so that `--json=0` is off, and every option a negative one, so that the range is what
+/// is said to be wrong.
 fn switches(command: clap::Command) -> clap::Command {
     let switch = |arg: clap::Arg| match arg.get_action() {
         ArgAction::SetTrue => arg
@@ -65,6 +66,7 @@ fn switches(command: clap::Command) -> clap::Command {
             .hide_possible_values(true)
             .value_name("0|1")
             .value_parser(BoolishValueParser::new()),
+        _ if !arg.is_positional() => arg.allow_negative_numbers(true),
         _ => arg,
     };
     command.mut_args(switch).mut_subcommands(switches)
@@ -154,16 +156,16 @@ pub struct SamplingFlags {
     #[arg(long)]
     pub greedy: bool,
     /// Temperature, 0 to 100; 0 is greedy
-    #[arg(long = "temp", value_name = "T", allow_negative_numbers = true)]
+    #[arg(long = "temp", value_name = "T")]
     pub temperature: Option<f32>,
     /// Keep the K likeliest tokens; 0 keeps all
-    #[arg(long, value_name = "K", allow_negative_numbers = true)]
+    #[arg(long, value_name = "K")]
     pub top_k: Option<i64>,
     /// Keep the likeliest tokens that together reach P
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P")]
     pub top_p: Option<f32>,
     /// Keep tokens at least P times as likely as the likeliest
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P")]
     pub min_p: Option<f32>,
     /// Seed of the random numbers; drawn and reported where absent
     #[arg(long, value_name = "N")]
@@ -217,7 +219,7 @@ pub struct Run {
     #[arg(long)]
     pub raw: bool,
     /// Most tokens of the answer
-    #[arg(short = 'n', long, value_name = "MAX", default_value_t = 512)]
+    #[arg(short = 'n', long, value_name = "MAX", default_value_t = 512, value_parser = parse_tokens)]
     pub max_tokens: usize,
     /// Text that ends the answer and is not part of it; may be given again
     #[arg(long, value_name = "TEXT", value_parser = parse_stop)]
@@ -255,7 +257,7 @@ pub struct Chat {
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
     /// Most tokens of an answer
-    #[arg(short = 'n', long, value_name = "MAX", default_value_t = 512)]
+    #[arg(short = 'n', long, value_name = "MAX", default_value_t = 512, value_parser = parse_tokens)]
     pub max_tokens: usize,
     /// Text that ends an answer and is not part of it; may be given again
     #[arg(long, value_name = "TEXT", value_parser = parse_stop)]
@@ -281,13 +283,16 @@ pub struct Bench {
     #[command(flatten)]
     pub model: ModelFlag,
     /// Tokens of the prefill tests; 0 for none
-    #[arg(short, long, value_name = "LIST", value_delimiter = ',', default_value = "512")]
+    #[arg(short, long, value_name = "LIST", value_delimiter = ',', default_value = "512",
+        value_parser = parse_tokens)]
     pub prefill: Vec<usize>,
     /// Tokens of the decode tests; 0 for none
-    #[arg(short = 'n', long, value_name = "LIST", value_delimiter = ',', default_value = "128")]
+    #[arg(short = 'n', long, value_name = "LIST", value_delimiter = ',', default_value = "128",
+        value_parser = parse_tokens)]
     pub decode: Vec<usize>,
     /// Tokens already in the context when decode starts
-    #[arg(short, long, value_name = "LIST", value_delimiter = ',', default_value = "0")]
+    #[arg(short, long, value_name = "LIST", value_delimiter = ',', default_value = "0",
+        value_parser = parse_tokens)]
     pub depth: Vec<usize>,
     /// Sequences together
     #[arg(short, long, value_name = "LIST", value_delimiter = ',', default_value = "1",
@@ -349,7 +354,7 @@ pub struct Inspect {
     /// Model
     #[arg(value_name = "MODEL", value_parser = Spec::parse)]
     pub model: Spec,
-    /// Write the graph after all passes as DOT
+    /// Write the graph after all passes as DOT; - prints it instead of the report
     #[arg(long, value_name = "FILE")]
     pub graph: Option<PathBuf>,
     /// Print the program of one decode step: places, bytes and flops
@@ -444,10 +449,20 @@ fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
     n.checked_mul(1 << shift).ok_or_else(|| "more than 64 bits of bytes".into())
 }
 
+/// Most tokens of anything: positions are signed 32-bit numbers on some devices.
+const TOKENS_MAX: usize = i32::MAX as usize;
+
 fn parse_context(text: &str) -> std::result::Result<usize, String> {
     match text.parse() {
-        Ok(n @ 2..=0x7fff_ffff) => Ok(n),
-        _ => Err("want a number of tokens, at least 2: one to read and one to write".into()),
+        Ok(n @ 2..=TOKENS_MAX) => Ok(n),
+        _ => Err(format!("want a number of tokens from 2 (one to read and one to write) to {TOKENS_MAX}")),
+    }
+}
+
+fn parse_tokens(text: &str) -> std::result::Result<usize, String> {
+    match text.parse() {
+        Ok(n @ 0..=TOKENS_MAX) => Ok(n),
+        _ => Err(format!("want a number of tokens from 0 to {TOKENS_MAX}")),
     }
 }
 
@@ -511,6 +526,24 @@ mod tests {
         ] {
             let parsed = Cli::read(std::iter::once("ingle").chain(args.split(' ')));
             assert_eq!(parsed.map(|_| ()).map_err(|e| e.exit_code()), Err(2), "{args}");
+        }
+    }
+
+    #[test]
+    fn a_negative_number_is_out_of_range_and_no_option() {
+        for args in [
+            "run -n -1 hi",
+            "chat -n -1",
+            "run -c -5 hi",
+            "run -c 3000000000 hi",
+            "bench -p -1",
+            "bench -d -1",
+        ] {
+            let error = Cli::read(std::iter::once("ingle").chain(args.split(' '))).unwrap_err().to_string();
+            assert!(
+                error.contains("want a number of tokens from") && error.contains("to 2147483647"),
+                "{args}: {error}"
+            );
         }
     }
 

@@ -13,9 +13,10 @@ use ingle_tensor::{Checkpoint, Source};
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::flags::Inspect;
 use crate::session;
-use crate::term::{Paint, bytes, thousands};
+use crate::term::{Paint, bytes, plain, thousands};
 
 /// Longest array that JSON shows whole; longer ones are vocabularies.
 const ARRAY_MAX: usize = 64;
@@ -27,13 +28,18 @@ pub fn inspect(flags: &Inspect) -> Result<()> {
     let planned = Model::open(&checkpoint).map_err(Error::from).and_then(|model| Plan::new(model, flags));
     if let (Some(file), Ok(plan)) = (&flags.graph, &planned) {
         let graph = passes::optimize(&plan.model.graph, &plan.decode.key)?;
-        std::fs::write(file, dump::graph_dot(&graph)).map_err(|e| Error::io("write", file, e))?;
+        let dot = plain_lines(&dump::graph_dot(&graph));
+        if file.as_os_str() == "-" {
+            write!(stdout(), "{dot}")?;
+            return Ok(());
+        }
+        files::write(file, &dot, &path)?;
     }
     match (flags.json, flags.plan) {
         (true, _) => writeln!(stdout(), "{:#}", json(&checkpoint, planned.as_ref(), flags.plan))?,
         (false, true) => {
             let plan = planned?;
-            write!(stdout(), "{}", dump::program_text(&plan.decode))?;
+            write!(stdout(), "{}", plain_lines(&dump::program_text(&plan.decode)))?;
             return Ok(());
         }
         (false, false) => print(&checkpoint, planned.as_ref())?,
@@ -165,12 +171,12 @@ fn print(checkpoint: &Checkpoint, plan: std::result::Result<&Plan, &Error>) -> R
     match checkpoint.source() {
         Source::Gguf(metadata) => {
             for (key, value) in metadata.iter() {
-                writeln!(out, "  {key} = {}", shortened(&value.to_string()))?;
+                writeln!(out, "  {} = {}", plain(key), shortened(&value.to_string()))?;
             }
         }
         Source::SafeTensors { config, .. } => {
             for (key, value) in config.as_object().into_iter().flatten() {
-                writeln!(out, "  {key} = {}", shortened(&value.to_string()))?;
+                writeln!(out, "  {} = {}", plain(key), shortened(&value.to_string()))?;
             }
         }
     }
@@ -178,13 +184,18 @@ fn print(checkpoint: &Checkpoint, plan: std::result::Result<&Plan, &Error>) -> R
     for tensor in checkpoint.tensors() {
         let shape = format!("{:?}", tensor.shape);
         let size = thousands(tensor.bytes);
-        writeln!(out, "  {:<40} {:<8} {shape:<20} {size:>14} bytes", tensor.name, tensor.dtype.name())?;
+        writeln!(
+            out,
+            "  {:<40} {:<8} {shape:<20} {size:>14} bytes",
+            plain(&tensor.name),
+            tensor.dtype.name()
+        )?;
     }
     let Ok(plan) = plan else { return Ok(()) };
     writeln!(out, "\n{} (contract {CONTRACT_VERSION}, {})", paint.bold("arithmetic"), plan.options.numerics)?;
     for Kind { kind, dtype, arithmetic, count, bytes } in plan.kinds() {
         let size = thousands(bytes);
-        writeln!(out, "  {kind:<28} {count:>4} x {dtype:<8} {size:>14} bytes  {arithmetic}")?;
+        writeln!(out, "  {:<28} {count:>4} x {dtype:<8} {size:>14} bytes  {arithmetic}", plain(&kind))?;
     }
     let (kv, m) = (&plan.kv, &plan.memory);
     writeln!(
@@ -209,12 +220,17 @@ fn print(checkpoint: &Checkpoint, plan: std::result::Result<&Plan, &Error>) -> R
     Ok(())
 }
 
+/// Lines of a dump, each fit for a terminal.
+fn plain_lines(text: &str) -> String {
+    text.lines().flat_map(|line| [plain(line), "\n".into()]).collect()
+}
+
 /// One line of a terminal.
 fn shortened(text: &str) -> String {
     const WIDTH: usize = 100;
     match text.char_indices().nth(WIDTH) {
-        Some((at, _)) => format!("{}... ({} characters)", &text[..at], text.chars().count()),
-        None => text.to_string(),
+        Some((at, _)) => format!("{}... ({} characters)", plain(&text[..at]), text.chars().count()),
+        None => plain(text),
     }
 }
 

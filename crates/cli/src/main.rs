@@ -7,6 +7,7 @@ mod bench;
 mod chat;
 mod doctor;
 mod error;
+mod files;
 mod flags;
 mod inspect;
 mod models;
@@ -17,6 +18,7 @@ mod sys;
 mod term;
 mod verify;
 
+use std::io::{Write, stdout};
 use std::process::ExitCode;
 
 use error::Result;
@@ -31,7 +33,7 @@ fn main() -> ExitCode {
     match run(&cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{} {}", term::Paint::stderr().bad("error:"), error.line());
+            term::error(&error);
             ExitCode::from(error.exit_code())
         }
     }
@@ -49,8 +51,12 @@ fn run(command: &Command) -> Result<()> {
         Command::Rm(flags) => models::remove(flags),
         Command::Doctor => doctor::doctor(),
         Command::Completions(flags) => {
-            clap_complete::generate(flags.shell, &mut Cli::grammar(), "ingle", &mut std::io::stdout());
-            Ok(())
+            // Into memory first: clap takes an output that cannot be written for a defect of the program.
+            let mut script = Vec::new();
+            clap_complete::generate(flags.shell, &mut Cli::grammar(), "ingle", &mut script);
+            let mut out = stdout().lock();
+            out.write_all(&script)?;
+            Ok(out.flush()?)
         }
     }
 }

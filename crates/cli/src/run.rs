@@ -10,6 +10,7 @@ use ingle_graph::CONTRACT_VERSION;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
+use crate::files::TEXT_BYTES_MAX;
 use crate::flags::Run;
 use crate::session::{self, Session};
 use crate::sys;
@@ -19,6 +20,11 @@ use crate::term::{self, bytes};
 pub fn run(flags: &Run) -> Result<()> {
     let sampling = flags.sampling.settings()?;
     session::require_cpu(&flags.device)?;
+    if flags.logprobs > 0 && !flags.json {
+        return Err(Error::Usage(
+            "--logprobs is part of the JSON object: add --json, or leave it out".into(),
+        ));
+    }
     let prompt = read_prompt(flags)?;
     let mut session = session::open(flags.model.model.as_ref(), &flags.device, &flags.plan)?;
     let continues = flags.raw || session.handle.language().template().is_none();
@@ -33,16 +39,22 @@ pub fn run(flags: &Run) -> Result<()> {
     };
     let mut out = stdout().lock();
     let mut written = Ok(());
+    let mut mid_line = false;
     let reply = session.handle.generate(request, &mut |event| {
         if let Some(Event::Text(text)) = event
             && !flags.json
             && written.is_ok()
         {
             written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+            mid_line = !text.ends_with('\n');
         }
         if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-    })?;
+    });
     written?;
+    if reply.is_err() && mid_line {
+        writeln!(out)?;
+    }
+    let reply = reply?;
     if flags.json {
         writeln!(out, "{}", json(&session, &reply, flags.logprobs > 0))?;
     } else if !reply.text.ends_with('\n') {
@@ -65,7 +77,13 @@ fn read_prompt(flags: &Run) -> Result<String> {
         None => {}
     }
     let mut bytes = Vec::new();
-    stdin().lock().read_to_end(&mut bytes)?;
+    stdin().lock().take(TEXT_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > TEXT_BYTES_MAX {
+        return Err(Error::Refused(format!(
+            "standard input is longer than {}: give a shorter prompt",
+            term::bytes(TEXT_BYTES_MAX)
+        )));
+    }
     let mut text = String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         Error::Refused(format!("standard input is not UTF-8 from byte {at} on: give it as UTF-8 text"))
@@ -98,12 +116,12 @@ fn tokens(session: &Session, prompt: &str, continues: bool, flags: &Run) -> Resu
         ));
     }
     if !flags.raw {
-        eprintln!("{NO_TEMPLATE}");
+        term::say(NO_TEMPLATE);
     }
     let ids = language.completion(prompt)?;
     if language.tokenizer().has_doubled_bos(&ids) {
-        eprintln!(
-            "note: the prompt starts with the begin token, and this model's file adds one: there are two now"
+        term::say(
+            "note: the prompt starts with the begin token, and this model's file adds one: there are two now",
         );
     }
     Ok(ids)
@@ -140,7 +158,12 @@ fn json(session: &Session, reply: &Reply, with_steps: bool) -> Value {
 /// Where the time went, on standard error.
 fn stats(session: &mut Session, reply: &Reply) {
     let paint = term::Paint::stderr();
-    let rate = |tokens: usize, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
+    // What did not happen took no time and has no rate.
+    let timed = |tokens: usize, seconds: f64| match tokens {
+        0 => String::new(),
+        _ => format!(" in {:.1} ms, {:.1} tok/s", seconds * 1e3, tokens as f64 / seconds),
+    };
+    let of_them = |tokens: usize| if tokens > 0 { format!(", {tokens} of them") } else { String::new() };
     let (prefill, decode) = (reply.timings.prefill.as_secs_f64(), reply.timings.decode.as_secs_f64());
     let Session { name, device, numerics, arithmetics, load_ms, .. } = &*session;
     let lines = [
@@ -150,33 +173,35 @@ fn stats(session: &mut Session, reply: &Reply) {
         ("load", format!("{load_ms:.1} ms")),
         (
             "prompt",
-            format!(
-                "{} tokens ({} from the cache) in {:.1} ms, {:.1} tok/s",
-                reply.prompt_ids.len(),
-                reply.cached_tokens,
-                prefill * 1e3,
-                rate(reply.prefill_tokens(), prefill)
-            ),
+            match reply.prefill_tokens() {
+                0 => format!("{} tokens, none of them read", reply.prompt_ids.len()),
+                read => format!(
+                    "{} tokens ({} from the cache){}",
+                    reply.prompt_ids.len(),
+                    reply.cached_tokens,
+                    timed(read, prefill)
+                ),
+            },
         ),
         (
             "answer",
             format!(
-                "{} tokens ({}), {} of them in {:.1} ms, {:.1} tok/s",
+                "{} tokens ({}){}{}",
                 reply.generated_ids.len(),
                 reply.finish_reason.name(),
-                reply.decode_tokens(),
-                decode * 1e3,
-                rate(reply.decode_tokens(), decode)
+                of_them(reply.decode_tokens()),
+                timed(reply.decode_tokens(), decode)
             ),
         ),
         ("seed", reply.seed.to_string()),
         ("peak memory", sys::peak_memory_bytes().map_or("unknown".into(), bytes)),
     ];
     for (what, said) in &lines {
-        eprintln!("{} {said}", paint.dim(&format!("{what:<12}")));
+        term::say(&format!("{} {said}", paint.dim(&format!("{what:<12}"))));
     }
     for path in session.handle.engine().runner().backend().paths() {
         let declined = path.declined.map_or(String::new(), |why| format!(", declined: {why}"));
-        eprintln!("{} {} x {}{declined}", paint.dim(&format!("{:<12}", "path")), path.path, path.count);
+        let what = paint.dim(&format!("{:<12}", "path"));
+        term::say(&format!("{what} {} x {}{declined}", path.path, path.count));
     }
 }

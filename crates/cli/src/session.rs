@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use ingle_cpu::{Cpu, CpuOptions};
 use ingle_engine::handle::{Handle, Language};
-use ingle_engine::runner::{Runner, kv_plan};
+use ingle_engine::runner::{Runner, kv_bytes, kv_plan};
 use ingle_engine::step::{Engine, EngineOptions};
 use ingle_graph::{Backend, Bucket, Numerics, PlanOptions};
 use ingle_models::Model;
@@ -15,15 +15,16 @@ use ingle_tensor::Checkpoint;
 
 use crate::error::{Error, Result};
 use crate::flags::{Device, DeviceFlags, PlanFlags};
-use crate::source::{Sources, Spec};
-use crate::term;
+use crate::source::{self, Spec};
+use crate::sys;
+use crate::term::{self, bytes};
 
 /// Longest context that is taken without being asked for, in tokens.
 const CONTEXT_MAX: usize = 8192;
 
 /// The file or folder that a model flag means, fetched if it has to be.
 pub fn resolve(spec: Option<&Spec>) -> Result<PathBuf> {
-    Ok(Sources::from_env()?.resolve(spec.unwrap_or(&Spec::Default), &mut *term::progress())?)
+    Ok(source::resolve(spec.unwrap_or(&Spec::Default), &mut *term::progress())?)
 }
 
 /// What a model is called in reports: its file without `.gguf`, or its folder.
@@ -87,6 +88,8 @@ pub struct Session {
     pub handle: Handle,
     /// What the model is called.
     pub name: String,
+    /// Where it lies.
+    pub path: PathBuf,
     /// Device, instruction set and threads.
     pub device: String,
     /// The mode asked for.
@@ -112,23 +115,19 @@ pub fn open(model: Option<&Spec>, device: &DeviceFlags, plan: &PlanFlags) -> Res
     let language = language.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     let mut runner = loaded?;
     runner.prepare(Bucket::holding(1, 1, 1))?;
-    if let Some(asked) = plan.context
-        && asked > runner.model().config.context
-    {
-        let made_for = runner.model().config.context;
-        eprintln!(
-            "note: -c {asked} is more than the {made_for} tokens this model was made for; expect worse answers"
-        );
-    }
     let device = runner.backend().describe();
     let arithmetics = arithmetics(runner.model(), &options);
     let engine = Engine::new(runner, checkpoint.fingerprint(), EngineOptions::default());
     let handle = Handle::new(engine, language)?;
     let load_ms = start.elapsed().as_secs_f64() * 1e3;
-    Ok(Session { handle, name: name(&path), device, numerics: options.numerics, arithmetics, load_ms })
+    Ok(Session { handle, name: name(&path), path, device, numerics: options.numerics, arithmetics, load_ms })
 }
 
-/// Loads a checkpoint on a device, with room for `sequences` sequences.
+/// Loads a checkpoint on a device, with room for `sequences` sequences. A context that the model was not made for gets a
+/// note.
+///
+/// # Errors
+/// A context whose keys and values this machine cannot hold, with the numbers; what the device cannot serve.
 pub fn load(
     checkpoint: &Arc<Checkpoint>,
     backend: Result<Box<dyn Backend>>,
@@ -138,7 +137,26 @@ pub fn load(
 ) -> Result<Runner> {
     let model = Arc::new(Model::open(checkpoint)?);
     let context = self::context(&model, context);
-    Ok(Runner::new(backend?, model, checkpoint.clone(), options, kv_plan(context, sequences))?)
+    let kv = kv_plan(context, sequences);
+    let (wanted, held) = (kv_bytes(&model, &options, &kv), sys::memory_bytes("MemTotal:"));
+    if let Some(held) = held
+        && wanted > held
+    {
+        return Err(Error::Refused(format!(
+            "the keys and values of {context} tokens (for each of {sequences}) take {wanted} bytes ({}), but this \
+             machine has {held} ({}): give a shorter context, or --kv q8_0",
+            bytes(wanted),
+            bytes(held)
+        )));
+    }
+    let made_for = model.config.context;
+    if context > made_for {
+        term::say(&format!(
+            "note: a context of {context} tokens is more than the {made_for} this model was made for; expect worse \
+             answers"
+        ));
+    }
+    Ok(Runner::new(backend?, model, checkpoint.clone(), options, kv)?)
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! What only the system knows or does: signals, memory, the processor's name, where state lies.
 
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Ends the process quietly when the reader of standard output has gone, as other filters do.
@@ -61,6 +63,17 @@ pub fn state_dir() -> Option<PathBuf> {
     let own = || var("XDG_STATE_HOME");
     let home = || Some(var("HOME").or_else(|| var("USERPROFILE"))?.join(".local/state"));
     own().or_else(home).map(|dir| dir.join("ingle"))
+}
+
+/// Whether files can be made in `folder`, or in the nearest folder above it that is there: tried, since permissions do
+/// not tell of disks that are full or read-only.
+///
+/// # Errors
+/// The folder tried, and the reason.
+pub fn try_writing(folder: &Path) -> Result<(), (PathBuf, io::Error)> {
+    let there = folder.ancestors().find(|above| above.exists()).unwrap_or(Path::new("."));
+    let probe = there.join(format!(".ingle-{}.tmp", std::process::id()));
+    File::create_new(&probe).and_then(|_| fs::remove_file(&probe)).map_err(|e| (there.to_path_buf(), e))
 }
 
 /// Most memory this process has had in RAM at once, in bytes; `None` where the system does not say.

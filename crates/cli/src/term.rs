@@ -1,15 +1,42 @@
 //! The terminal: colour and progress bars only where somebody watches; numbers for people.
 
-use std::io::{IsTerminal, stderr, stdin, stdout};
+use std::io::{IsTerminal, Write, stderr, stdin, stdout};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::error::Error;
 use crate::source::{Notes, Progress};
 
 /// Whether standard input comes from a person.
 pub fn stdin_is_person() -> bool {
     stdin().is_terminal()
+}
+
+/// One line on standard error. Where that cannot be written, the line is lost: nobody is left to be told.
+pub fn say(line: &str) {
+    let _ = writeln!(stderr().lock(), "{line}");
+}
+
+/// A failure, as one line on standard error.
+pub fn error(error: &Error) {
+    say(&format!("{} {}", Paint::stderr().bad("error:"), error.line()));
+}
+
+/// Text from a file as a terminal may show it: what would move the cursor or turn the line around is escaped.
+pub fn plain(text: &str) -> String {
+    let is_active = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match is_active(c) {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    out
 }
 
 /// Colours for one stream: empty strings where it is no terminal, or where NO_COLOR says so.
@@ -106,8 +133,8 @@ impl Progress for Bars {
 
     fn note(&mut self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("{line}")),
-            None => eprintln!("{line}"),
+            Some(bar) => bar.suspend(|| say(line)),
+            None => say(line),
         }
     }
 }
@@ -152,6 +179,15 @@ mod tests {
         }
         for (n, want) in [(0, "0"), (999, "999"), (1000, "1,000"), (98_362_432, "98,362,432")] {
             assert_eq!(thousands(n), want);
+        }
+    }
+
+    #[test]
+    fn nothing_from_a_file_acts_on_the_terminal() {
+        for (text, want) in
+            [("blk.0 \u{e9}", "blk.0 \u{e9}"), ("a\x1b[2Jb\n", r"a\u{1b}[2Jb\n"), ("\u{202e}x", r"\u{202e}x")]
+        {
+            assert_eq!(plain(text), want);
         }
     }
 

@@ -8,9 +8,13 @@ use ingle_tensor::Checkpoint;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::flags::Verify;
 use crate::session;
 use crate::term::Paint;
+
+/// Largest reference file, and largest file of tensors beside it: both are read whole.
+const REFERENCE_BYTES_MAX: u64 = 256 << 20;
 
 /// Makes every comparison and prints it.
 ///
@@ -25,6 +29,11 @@ pub fn verify(flags: &Verify) -> Result<()> {
     session::require_cpu(&flags.device)?;
     let path = session::resolve(flags.model.model.as_ref())?;
     let checkpoint = Arc::new(Checkpoint::open(&path)?);
+    files::require(&flags.against, REFERENCE_BYTES_MAX)?;
+    let tensors = flags.against.with_extension("safetensors");
+    if tensors.exists() {
+        files::require(&tensors, REFERENCE_BYTES_MAX)?;
+    }
     let report = verify::against(&checkpoint, &flags.against, &mut || session::cpu(&flags.device))?;
     if flags.json {
         writeln!(stdout(), "{}", json(&report))?;

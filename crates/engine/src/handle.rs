@@ -139,7 +139,7 @@ pub struct Reply {
 /// Where the time of a reply went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Timings {
-    /// From submission to the first token.
+    /// From submission to the first token; zero if there is none.
     pub prefill: Duration,
     /// From the first token to the last.
     pub decode: Duration,
@@ -378,7 +378,6 @@ impl Open {
     }
 
     fn close(self, finish_reason: FinishReason) -> Reply {
-        let first = self.first.unwrap_or_else(Instant::now);
         Reply {
             prompt_ids: self.prompt,
             generated_ids: self.generated,
@@ -388,8 +387,8 @@ impl Open {
             seed: self.seed,
             cached_tokens: self.cached.1,
             timings: Timings {
-                prefill: first - self.submitted,
-                decode: self.last.map_or(Duration::ZERO, |last| last - first),
+                prefill: self.first.map_or(Duration::ZERO, |first| first - self.submitted),
+                decode: self.first.zip(self.last).map_or(Duration::ZERO, |(first, last)| last - first),
             },
         }
     }

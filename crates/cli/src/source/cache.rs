@@ -182,9 +182,16 @@ impl Cache {
     /// Removes what `spec` means from the cache and returns it: one model if it names a file or a cached model, else all
     /// models of its repository or package together with downloads that broke off. Never touches a file outside the cache.
     pub fn remove(&self, spec: &Spec, progress: &mut dyn Progress) -> Result<Vec<Cached>> {
-        let not_found = || Error::NotFound { name: spec.to_string(), cached: Vec::new() };
+        let not_cached = |cached| Error::NotCached { name: spec.to_string(), cached };
+        let not_found = || match self.list() {
+            Ok(all) => not_cached(all.into_iter().map(|model| model.name).collect()),
+            Err(error) => error,
+        };
         let one = match spec {
-            Spec::Local(name) => Some(self.find(name)?),
+            Spec::Local(name) => Some(self.find(name).map_err(|error| match error {
+                Error::NotFound { cached, .. } => not_cached(cached),
+                error => error,
+            })?),
             Spec::Hub(HubSpec { file: Some(_), .. }) | Spec::Package(PackageSpec { file: Some(_), .. }) => {
                 let models = self.room_models(&without_file(spec))?;
                 Some(models.into_iter().find(|model| model.spec == *spec).ok_or_else(not_found)?)

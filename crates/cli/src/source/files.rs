@@ -85,6 +85,11 @@ pub fn folder_weights(files: &[String]) -> Vec<String> {
     weights
 }
 
+/// Whether a safetensors folder is read through its entry `name`.
+pub fn is_of_folder(name: &str) -> bool {
+    name == INDEX || FOLDER_FILES.contains(&name) || is_root_safetensors(name)
+}
+
 fn is_root_safetensors(file: &str) -> bool {
     file.ends_with(".safetensors") && !file.contains('/')
 }

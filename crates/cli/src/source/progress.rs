@@ -1,5 +1,7 @@
 //! How fetching tells whoever watches: the command line draws bars on a terminal and stays quiet elsewhere.
 
+use std::io::Write;
+
 /// Watches a fetch. One transfer is open at a time: `start`, any number of `advance`, `finish`.
 pub trait Progress {
     /// A transfer called `what` begins with `bytes_done` of `bytes_total` bytes already here (`None`: length unknown).
@@ -21,6 +23,7 @@ impl Progress for Notes {
     fn advance(&mut self, _bytes: u64) {}
     fn finish(&mut self) {}
     fn note(&mut self, line: &str) {
-        eprintln!("{line}");
+        // Where standard error cannot be written, nobody is left to be told.
+        let _ = writeln!(std::io::stderr().lock(), "{line}");
     }
 }
