@@ -21,3 +21,4 @@ mod weights;
 pub use backend::{Cpu, CpuOptions};
 pub use simd::Isa;
 pub use threads::{Team, physical_cores};
+pub use weights::planned_bytes;

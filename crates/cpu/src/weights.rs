@@ -20,6 +20,17 @@ enum Stored {
     Vector(Vec<f32>),
 }
 
+/// Bytes of memory that loading takes for this weight; 0 when it is read from the mapped file.
+pub fn planned_bytes(weight: &Weight, activations: Activations) -> usize {
+    match weight.used {
+        WeightUse::Vector => weight.cols * size_of::<f32>(),
+        WeightUse::Matrix if activations != Activations::F32 => {
+            Packed::planned_bytes(weight.dtype, weight.rows, weight.cols).unwrap_or(0)
+        }
+        WeightUse::Matrix | WeightUse::Rows => 0,
+    }
+}
+
 /// The weights of one graph, by [`WeightId`].
 pub struct Weights {
     checkpoint: Arc<Checkpoint>,

@@ -163,6 +163,11 @@ pub struct Packed {
     data: Aligned,
 }
 
+/// Bytes between tiles of a matrix with so many columns.
+fn tile_stride(spec: &Spec, cols: usize) -> usize {
+    (cols / spec.unit() * (spec.code_bytes() + spec.scale_bytes())).next_multiple_of(64)
+}
+
 impl Packed {
     /// Packs the file bytes of `[rows, cols]`; tiles are shared out among the team.
     ///
@@ -176,7 +181,7 @@ impl Packed {
             return Err(size());
         }
         let units = cols / spec.unit();
-        let tile_stride = (units * (spec.code_bytes() + spec.scale_bytes())).next_multiple_of(64);
+        let tile_stride = tile_stride(spec, cols);
         let tiles = rows.div_ceil(TILE);
         let packed = Self { spec, rows, cols, tile_stride, data: Aligned::new(tiles * tile_stride)? };
         if data.is_empty() {
@@ -194,6 +199,11 @@ impl Packed {
             }
         });
         Ok(packed)
+    }
+
+    /// Bytes that a matrix of this type and shape takes when packed; `None` for a type without packed form.
+    pub fn planned_bytes(dtype: DType, rows: usize, cols: usize) -> Option<usize> {
+        spec::spec(dtype).map(|spec| rows.div_ceil(TILE) * tile_stride(spec, cols))
     }
 
     /// Element type of the file.

@@ -237,6 +237,7 @@ fn packed_bytes_are_near_the_file_bytes() {
         let (rows, cols) = (64, 4096);
         let data = vec![0u8; format.dtype.row_bytes(cols).unwrap() * rows];
         let packed = Packed::new(format.dtype, rows, cols, &data, &Team::new(1).unwrap()).unwrap();
+        assert_eq!(Packed::planned_bytes(format.dtype, rows, cols), Some(packed.bytes()));
         assert!(
             packed.bytes() * 100 <= data.len() * 103,
             "{}: {} for {}",
