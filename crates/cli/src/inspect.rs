@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{Write, stdout};
 
+use ingle_cpu::planned_bytes;
 use ingle_engine::runner::{kv_bytes, kv_plan};
 use ingle_engine::step::EngineOptions;
 use ingle_graph::op::{Weight, WeightUse};
@@ -61,7 +62,11 @@ struct Plan {
 struct Memory {
     /// Most tokens of one step.
     step_tokens: usize,
+    /// Packed matrices and widened vectors.
     weights: u64,
+    /// Tensors read in place from the mapped file: matrices of floats, and tables of which rows are looked up. The system
+    /// holds the pages that are touched and can drop them, so they are not part of the total.
+    mapped: u64,
     kv: u64,
     arena: u64,
     rope_tables: u64,
@@ -90,7 +95,8 @@ impl Plan {
         let rope_pairs: usize = model.graph.ropes.iter().map(|r| r.inv_freq.len()).sum();
         let memory = Memory {
             step_tokens: bucket.t,
-            weights: model.graph.tensors().iter().map(|(_, bytes)| *bytes as u64).sum(),
+            weights: model.graph.weights.iter().map(|w| planned_bytes(w, options.activations) as u64).sum(),
+            mapped: mapped_bytes(&model, &options),
             kv: kv_bytes(&model, &options, &kv),
             arena: largest.arena_bytes.iter().sum::<usize>() as u64,
             rope_tables: (kv.context * rope_pairs * 2 * size_of::<f32>()) as u64,
@@ -112,6 +118,13 @@ impl Plan {
         rows.map(|((kind, dtype, arithmetic), (count, bytes))| Kind { kind, dtype, arithmetic, count, bytes })
             .collect()
     }
+}
+
+/// Bytes of the tensors that are read in place, each counted once.
+fn mapped_bytes(model: &Model, options: &PlanOptions) -> u64 {
+    let in_place = model.graph.weights.iter().filter(|w| planned_bytes(w, options.activations) == 0);
+    let tensors: BTreeMap<&str, usize> = in_place.map(|w| (w.name.as_str(), w.bytes())).collect();
+    tensors.values().map(|&bytes| bytes as u64).sum()
 }
 
 /// Weights of one kind and type.
@@ -216,6 +229,7 @@ fn print(checkpoint: &Checkpoint, plan: std::result::Result<&Plan, &Error>) -> R
     ] {
         writeln!(out, "  {what:<16} {:>16} bytes  {}", thousands(n), paint.dim(&bytes(n)))?;
     }
+    writeln!(out, "beside it, {} bytes of the file are read in place", thousands(m.mapped))?;
     writeln!(out, "one token reads {} bytes of weights", thousands(plan.decode.weight_bytes()))?;
     Ok(())
 }
@@ -276,7 +290,7 @@ fn json(checkpoint: &Checkpoint, plan: std::result::Result<&Plan, &Error>, with_
             put(
                 "memory",
                 json!({ "context": plan.kv.context, "kv_type": plan.options.kv.to_string(),
-                    "step_tokens": m.step_tokens, "weights_bytes": m.weights, "kv_bytes": m.kv,
+                    "step_tokens": m.step_tokens, "weights_bytes": m.weights, "mapped_bytes": m.mapped, "kv_bytes": m.kv,
                     "arena_bytes": m.arena, "rope_bytes": m.rope_tables, "outputs_bytes": m.outputs,
                     "total_bytes": m.total() }),
             );

@@ -269,6 +269,7 @@ fn bad_usage_exits_2() {
         &["run", "--top-p", "nan", "hi"],
         &["run", "--greedy", "--temp", "1", "hi"],
         &["run", "--json=2", "hi"],
+        &["run", "--logprobs", "3", "hi"],
         &["run", "-m", "ollama:llama3", "hi"],
         &["run"],
         &["bench", "-p", "0", "-n", "0"],
@@ -292,9 +293,19 @@ fn inspect_answers_before_loading() {
     let parts = ["weights_bytes", "kv_bytes", "arena_bytes", "rope_bytes", "outputs_bytes"];
     let sum: u64 = parts.iter().map(|part| memory[part].as_u64().unwrap()).sum();
     assert_eq!(memory["total_bytes"], sum);
-    let read: u64 = plan["tensors"].as_array().unwrap().iter().map(|t| t["bytes"].as_u64().unwrap()).sum();
-    // All tensors but the 16 factors of the rotary embedding, which become part of the graph.
-    assert_eq!(memory["weights_bytes"], read - 64);
+    // The embedding table is read in place. Matrices are packed in tiles of 16 rows, each padded to 64 bytes; the 16
+    // factors of the rotary embedding become part of the graph.
+    let tensors = plan["tensors"].as_array().unwrap();
+    let packed = |t: &Value| {
+        let (bytes, rows) = (t["bytes"].as_u64().unwrap(), t["shape"][0].as_u64().unwrap());
+        match (t["name"].as_str().unwrap(), t["dtype"].as_str().unwrap()) {
+            ("token_embd.weight" | "rope_freqs.weight", _) => 0,
+            (_, "f32") => bytes,
+            _ => rows / 16 * (bytes / rows * 16).next_multiple_of(64),
+        }
+    };
+    assert_eq!(memory["weights_bytes"], tensors.iter().map(packed).sum::<u64>());
+    assert_eq!(memory["mapped_bytes"], 512 * 64 / 32 * 34);
     assert_eq!((&plan["contract"], &plan["model"]["family"]), (&Value::from(1), &Value::from("llama")));
     assert_eq!(plan["metadata"]["llama.block_count"], 3);
     assert_eq!(plan["metadata"]["tokenizer.ggml.tokens"]["length"], 512);
@@ -418,4 +429,170 @@ fn a_closed_pipe_ends_quietly() {
     let status = child.wait().unwrap();
     assert_eq!(said, "");
     assert_ne!(status.code(), Some(101), "a panic");
+}
+
+#[test]
+fn the_graph_is_never_written_over_the_model() {
+    let dir = TempDir::new().unwrap();
+    let (copy, link) = (dir.path().join("m.gguf"), dir.path().join("link"));
+    std::fs::copy(model(), &copy).unwrap();
+    std::os::unix::fs::symlink(&copy, &link).unwrap();
+    let before = std::fs::read(&copy).unwrap();
+    let (path, link) = (copy.display().to_string(), link.display().to_string());
+    for file in [&path, &link] {
+        let said = failure(&["inspect", &path, "--graph", file], 1);
+        assert!(said.contains("is a file of the model itself"), "{said}");
+    }
+    assert!(std::fs::read(&copy).unwrap() == before, "the model has changed");
+    let dot = stdout(&output(&["inspect", &path, "--graph", "-"]));
+    assert!(dot.starts_with("digraph") && dot.ends_with("}\n"), "{dot}");
+}
+
+/// What cannot be said is lost; the exit code still tells.
+#[cfg(target_os = "linux")]
+#[test]
+fn full_disks_behind_the_streams_are_no_panic() {
+    let model = model();
+    let full = || Stdio::from(std::fs::File::options().write(true).open("/dev/full").unwrap());
+    let cache = TempDir::new().unwrap();
+    let code = |args: &[&str], stdout: Stdio, stderr: Stdio| {
+        ingle(cache.path()).args(args).stdout(stdout).stderr(stderr).status().unwrap().code()
+    };
+    let run = ["run", "-m", &model, "-n", "2", "--stats", "-c", "300", "Hello"];
+    assert_eq!(code(&run, Stdio::null(), full()), Some(0));
+    for args in [&["inspect", "/no/such"][..], &["run", "hi"], &["list", "-x"], &["chat", "-m", &model]] {
+        let expected = match args[0] {
+            "list" => 2,
+            "chat" => 0,
+            _ => 1,
+        };
+        assert_eq!(code(args, Stdio::null(), full()), Some(expected), "{args:?}");
+    }
+    for args in [&["completions", "bash"][..], &["inspect", &model], &run, &["doctor"]] {
+        assert_eq!(code(args, full(), Stdio::null()), Some(1), "{args:?}");
+    }
+}
+
+#[test]
+fn a_path_needs_no_home() {
+    let bare = |args: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_ingle"))
+            .env_clear()
+            .args(args)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    };
+    assert!(stdout(&bare(&["run", "-m", &model(), "-n", "2", "Hello"])).ends_with('\n'));
+    for (args, want) in [
+        (["inspect", "/no/such.gguf"], "no file, folder or cached model is called '/no/such.gguf'"),
+        (["inspect", "hf:a/b"], "set INGLE_CACHE, XDG_CACHE_HOME or HOME"),
+    ] {
+        let said = bare(&args);
+        assert!(String::from_utf8_lossy(&said.stderr).contains(want), "{said:?}");
+    }
+}
+
+#[test]
+fn devices_and_pipes_are_no_files() {
+    let (model, dir) = (model(), TempDir::new().unwrap());
+    let pipe = dir.path().join("pipe.gguf");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let large = dir.path().join("large.json");
+    std::fs::File::create(&large).unwrap().set_len(1 << 40).unwrap();
+    let (pipe, large) = (pipe.display().to_string(), large.display().to_string());
+    for (args, want) in [
+        (vec!["inspect", "/dev/zero"], "/dev/zero is a device; a model is a file or a folder"),
+        (vec!["run", "-m", &pipe, "hi"], "pipe.gguf is a pipe; a model is a file or a folder"),
+        (vec!["verify", "-m", &model, "--against", "/dev/zero"], "/dev/zero: it is a device; want a file"),
+        (vec!["verify", "-m", &model, "--against", &pipe], "it is a pipe; want a file"),
+        (vec!["verify", "-m", &model, "--against", &large], "1.0 TiB, but at most 256.0 MiB are read"),
+    ] {
+        let said = failure(&args, 1);
+        assert!(said.contains(want), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn what_cannot_fit_is_refused_with_the_numbers() {
+    let model = model();
+    for command in ["run", "chat"] {
+        let mut args = vec![command, "-m", &model, "-c", "2147483647"];
+        args.extend((command == "run").then_some("hi"));
+        let said = failure(&args, 1);
+        assert!(said.contains("the keys and values of 2147483647 tokens") && said.contains("GiB"), "{said}");
+    }
+    let said = failure(&["bench", "-m", &model, "-p", "0", "-d", "2000000000"], 1);
+    assert!(said.contains("but this machine has"), "{said}");
+    assert!(failure(&["run", "-m", &model, "-c", "3000000000", "hi"], 2).contains("to 2147483647"));
+    // A context that fits but that the model was not made for: the same note everywhere.
+    for args in [
+        &["run", "-m", &model, "-c", "300", "-n", "1", "hi"][..],
+        &["bench", "-m", &model, "-p", "0", "-n", "1", "-d", "300", "-r", "1"],
+    ] {
+        let output = output(args);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success() && said.contains("is more than the 256 this model was made for"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn nothing_computed_is_nothing_reported() {
+    let model = model();
+    let reply = json(&["run", "-m", &model, "-n", "0", "--json", "Hello"]);
+    assert_eq!(
+        (&reply["timings"]["prefill_tokens"], &reply["timings"]["prefill_ms"]),
+        (&0.into(), &0.0.into())
+    );
+    let said =
+        String::from_utf8(output(&["run", "-m", &model, "-n", "0", "--stats", "Hello"]).stderr).unwrap();
+    assert!(said.contains("tokens, none of them read\n") && !said.contains("tok/s"), "{said}");
+}
+
+#[test]
+fn names_from_a_file_do_not_act_on_the_terminal() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("odd.gguf");
+    let mut odd = std::fs::read(model()).unwrap();
+    let at = odd.windows(19).position(|w| w == b"blk.0.attn_k.weight").unwrap();
+    odd[at..at + 4].copy_from_slice(b"\x1b[2J");
+    std::fs::write(&path, odd).unwrap();
+    let shown = output(&["inspect", &path.display().to_string()]);
+    assert!(!shown.stdout.contains(&0x1b) && !shown.stderr.contains(&0x1b), "{shown:?}");
+    assert!(String::from_utf8_lossy(&shown.stdout).contains(r"\u{1b}[2J"), "{shown:?}");
+}
+
+#[test]
+fn rm_says_what_the_cache_holds() {
+    let cache = TempDir::new().unwrap();
+    let remove = |what: &str| {
+        let output = ingle(cache.path()).args(["rm", what]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert_eq!(remove("x"), "error: the cache has no 'x'; it is empty\n");
+    std::fs::create_dir_all(cache.path().join("hf/o/r")).unwrap();
+    std::fs::write(cache.path().join("hf/o/r/m.gguf"), "weights").unwrap();
+    for what in ["x", "hf:a/b", "hf:o/r:n.gguf"] {
+        assert_eq!(remove(what), format!("error: the cache has no '{what}'; it holds m\n"));
+    }
+}
+
+/// In /proc no file can be made, whoever asks.
+#[cfg(target_os = "linux")]
+#[test]
+fn doctor_tries_to_write_in_the_cache() {
+    let output = ingle(Path::new("/proc/ingle")).arg("doctor").output().unwrap();
+    assert!(stdout(&output).contains("/proc is not writable"), "{output:?}");
+    assert!(!stdout(&self::output(&["doctor"])).contains("not writable"));
+}
+
+#[test]
+fn a_bench_makes_each_test_once() {
+    let model = model();
+    let args = ["bench", "-m", &model, "--json", "-p", "8,8", "-n", "2", "-d", "0,0", "-b", "1,1", "-r", "1"];
+    assert_eq!(json(&args)["results"].as_array().unwrap().len(), 2);
 }
