@@ -12,7 +12,11 @@ fn start(home: &Path, args: &[&str]) -> Child {
     let model: PathBuf =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/gguf/llama-s1/model-legacy.gguf");
     let mut command = Command::new(env!("CARGO_BIN_EXE_ingle"));
-    command.env_clear().env("HOME", home).arg("chat").arg("-m").arg(model).args(args);
+    command.env_clear().env("HOME", home).arg("chat");
+    if !args.contains(&"-m") {
+        command.arg("-m").arg(model);
+    }
+    command.args(args);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
@@ -104,6 +108,7 @@ fn settings_change_the_answer_and_are_checked() {
         ("/dance", "there is no command /dance"),
         ("/regen", "there is no message to answer again"),
         ("/load /no/such/file", "/no/such/file"),
+        ("/load /dev/zero", "/dev/zero: it is a device; want a file"),
         ("/save", "/save needs the name of a file"),
         ("/clear all", "/clear takes nothing after it"),
     ];
@@ -124,7 +129,7 @@ fn a_message_that_does_not_fit_is_taken_back() {
     let long = "word ".repeat(300);
     let output = chat(home.path(), &["-n", "4"], &[&long, "Hi", &format!("/save {}", file.display())]);
     let said = text(&output.stderr);
-    assert!(said.contains("tokens, but the context is 256: "), "{said}");
+    assert!(said.contains("tokens, but the context is 256: /clear forgets it"), "{said}");
     let talk = messages(&file);
     assert_eq!((talk.len(), talk[0].1.as_str()), (2, "Hi"));
 }
@@ -161,4 +166,79 @@ fn the_end_of_the_input_leaves() {
     let home = TempDir::new().unwrap();
     let output = chat(home.path(), &[], &[]);
     assert_eq!((text(&output.stdout), text(&output.stderr)), (String::new(), String::new()));
+}
+
+#[test]
+fn a_full_context_is_said_to_be_the_reason() {
+    let home = TempDir::new().unwrap();
+    let endless = "/set logit_bias [[2, -100], [4, -100]]";
+    let output = chat(home.path(), &["-n", "1000", "--greedy"], &[endless, "Hi", "And now?"]);
+    let said = text(&output.stderr);
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 2, "{said}");
+    assert_eq!(lines[0], "(cut: the context of 256 tokens is full; /clear forgets the conversation)");
+    assert!(lines[1].contains("but the context is 256: /clear forgets it"), "{said}");
+    let output = chat(home.path(), &["-n", "3", "--greedy"], &[endless, "Hi"]);
+    assert_eq!(text(&output.stderr), "(cut after 3 tokens: /set max_tokens N)\n");
+}
+
+#[test]
+fn a_line_that_is_no_text_is_left_out() {
+    let home = TempDir::new().unwrap();
+    let file = home.path().join("talk.json");
+    let mut child = start(home.path(), &["-n", "3"]);
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(b"caf\xe9\nHi\n").unwrap();
+    writeln!(stdin, "/save {}", file.display()).unwrap();
+    drop(stdin);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success() && text(&output.stderr).contains("the line is not UTF-8"), "{output:?}");
+    let talk = messages(&file);
+    assert_eq!((talk.len(), talk[0].1.as_str()), (2, "Hi"));
+}
+
+#[test]
+fn a_line_without_an_end_is_an_error() {
+    let home = TempDir::new().unwrap();
+    let mut child = start(home.path(), &[]);
+    // The chat leaves before all of it is written.
+    let _ = child.stdin.take().unwrap().write_all(&vec![b'a'; (16 << 20) + 1]);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(text(&output.stderr), "error: a line of standard input is longer than 16.0 MiB\n");
+}
+
+#[test]
+fn an_answer_stopped_before_it_began_leaves_no_turn() {
+    let home = TempDir::new().unwrap();
+    let file = home.path().join("talk.json");
+    let mut child = start(home.path(), &["-c", "200000", "-n", "3", "--greedy", "-t", "1"]);
+    let mut stdin = child.stdin.take().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    // A prefill of minutes begins as soon as the list of commands is printed.
+    writeln!(stdin, "/help\n{}", "word ".repeat(60_000)).unwrap();
+    let mut seen = vec![0; 8];
+    stdout.read_exact(&mut seen).unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    let kill = Command::new("sh").arg("-c").arg(format!("kill -INT {}", child.id())).status();
+    assert!(kill.unwrap().success());
+    writeln!(stdin, "/save {}\n/exit", file.display()).unwrap();
+    drop(stdin);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(text(&output.stderr).contains("stopped before the answer began"), "{output:?}");
+    assert_eq!(messages(&file), []);
+}
+
+#[test]
+fn a_saved_chat_never_replaces_the_model() {
+    let home = TempDir::new().unwrap();
+    let model =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/gguf/llama-s1/model-legacy.gguf");
+    let copy = home.path().join("m.gguf");
+    std::fs::copy(model, &copy).unwrap();
+    let save = format!("/save {}", copy.display());
+    let output = chat(home.path(), &["-m", &copy.display().to_string()], &[&save]);
+    assert!(text(&output.stderr).contains("is a file of the model itself"), "{output:?}");
+    assert!(std::fs::read(&copy).unwrap().starts_with(b"GGUF"));
 }

@@ -242,7 +242,7 @@ fn removal_takes_what_was_meant() {
     assert!(!room.exists());
     for text in ["hf:a/b", "hf:a/b:x.gguf", "x", "pypi:p"] {
         let error = cache.remove(&spec(text), &mut kept).unwrap_err();
-        assert!(matches!(error, Error::NotFound { .. }), "{text}: {error}");
+        assert!(matches!(error, Error::NotCached { .. }), "{text}: {error}");
     }
     // A path is no name: nothing outside the cache is ever removed.
     let own = bench.index.path().join("own.gguf");
