@@ -1,7 +1,7 @@
 //! The language models are written in and devices run.
 //!
 //! A model declares a [`Graph`] once, through a [`Builder`], with symbolic row counts. [`passes::compile`] turns the
-//! graph into a [`Program`] for one [`PlanKey`]; a [`Backend`] runs programs. [`reference`] is the scalar interpreter
+//! graph into a [`Program`] for one [`PlanKey`]; a [`Backend`] runs programs. [`mod@reference`] is the scalar interpreter
 //! that defines every op's bits; every other backend is compared with it.
 
 pub mod backend;
