@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::flags::Bench;
 use crate::session;
 use crate::sys;
+use crate::term;
 
 use report::{Machine, Outcome};
 use workload::{Sample, Test, Work};
@@ -42,16 +43,20 @@ pub fn bench(flags: &Bench) -> Result<()> {
     let device = runner.backend().describe();
     let mut engine = Engine::new(runner, checkpoint.fingerprint(), EngineOptions::default());
 
+    let counter = term::counter("measuring", tests.len() as u64 * (1 + u64::from(flags.repetitions)));
     // Programs are compiled and pages touched before anything is timed.
     for test in &tests {
         test.run(&mut engine, 0)?;
+        counter.inc(1);
     }
     let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); tests.len()];
     for repetition in 1..=u64::from(flags.repetitions) {
         for (test, samples) in tests.iter().zip(&mut samples) {
             samples.push(test.run(&mut engine, repetition)?);
+            counter.inc(1);
         }
     }
+    counter.finish_and_clear();
     let ops = match flags.ops {
         true => tests.iter().map(|test| workload::by_op(test, &mut engine)).collect::<Result<_>>()?,
         false => Vec::new(),

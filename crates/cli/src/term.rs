@@ -39,6 +39,17 @@ pub fn plain(text: &str) -> String {
     out
 }
 
+/// A counter of `steps` steps on standard error; invisible where that is no terminal. It is drawn when it is advanced
+/// and by no thread of its own, so that it takes nothing from what is timed.
+pub fn counter(what: &str, steps: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
+    bar.set_style(
+        ProgressStyle::with_template("{msg} {pos}/{len}").unwrap_or_else(|_| ProgressStyle::default_bar()),
+    );
+    bar.set_message(what.to_string());
+    bar
+}
+
 /// Colours for one stream: empty strings where it is no terminal, or where NO_COLOR says so.
 #[derive(Debug, Clone, Copy)]
 pub struct Paint(bool);

@@ -121,7 +121,7 @@ impl Model {
         };
         let names = |f: &Family| if gguf { f.gguf } else { f.model_types };
         let family = FAMILIES.iter().find(|f| names(f).contains(&name.as_str())).ok_or_else(|| {
-            let known: Vec<_> = FAMILIES.iter().flat_map(names).copied().collect();
+            let known: Vec<_> = FAMILIES.iter().map(|f| f.name).collect();
             Error::UnknownFamily { name: name.clone(), known: known.join(", ") }
         })?;
         let config = Config::read(checkpoint, family)?;
