@@ -1,4 +1,4 @@
-//! Graphs and programs as text and as DOT, from the same objects that run.
+//! Programs as text and graphs as DOT, from the same objects that run.
 
 use std::fmt::Write;
 
@@ -24,30 +24,6 @@ fn weights(op: &Op, name: &dyn Fn(crate::op::WeightId) -> String) -> Vec<String>
         }
         _ => Vec::new(),
     }
-}
-
-/// One line per node: outputs = op(inputs) weights.
-pub fn graph_text(graph: &Graph) -> String {
-    let mut out = String::new();
-    for n in &graph.nodes {
-        let ids =
-            |v: &[crate::op::ValueId]| v.iter().map(|v| format!("%{}", v.0)).collect::<Vec<_>>().join(", ");
-        let weights = weights(&n.op, &|w| {
-            let w = graph.weight(w);
-            format!("{}:{}", w.name, w.dtype.name())
-        });
-        let types = n.outputs.iter().map(|&v| ty(graph.ty(v))).collect::<Vec<_>>().join(", ");
-        let _ = writeln!(
-            out,
-            "{:28} {:10} {} -> {} {types} {}",
-            n.name,
-            n.op.name(),
-            ids(&n.inputs),
-            ids(&n.outputs),
-            weights.join(" ")
-        );
-    }
-    out
 }
 
 /// The graph in DOT: boxes are nodes, edges are values with their types.

@@ -77,14 +77,6 @@ impl Pages {
             }
         }
     }
-
-    /// Frees every cached page.
-    pub fn forget_all(&mut self) {
-        for page in self.cached.drain(..) {
-            self.is_cached[page as usize] = false;
-            self.free.push(page);
-        }
-    }
 }
 
 #[cfg(test)]

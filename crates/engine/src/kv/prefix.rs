@@ -64,16 +64,8 @@ impl PrefixCache {
         pages
     }
 
-    /// Remembers that `page` holds the last of `tokens`' full pages; `tokens` ends at that page's end. A prefix that is
-    /// already known keeps its page.
-    pub fn insert(&mut self, root: PrefixKey, tokens: &[u32], page_len: usize, page: u32) {
-        let mut chunks = tokens.chunks_exact(page_len);
-        let Some(last) = chunks.next_back() else { return };
-        let parent = chunks.fold(root, |key, chunk| key.then(chunk));
-        self.insert_after(parent, last, page);
-    }
-
-    /// [`PrefixCache::insert`] for a page whose prefix has the key `parent`; returns the key of the longer prefix.
+    /// Remembers that `page` holds `tokens` after the prefix with the key `parent`, and returns the key of the longer
+    /// prefix. A prefix that is already known keeps its page.
     pub fn insert_after(&mut self, parent: PrefixKey, tokens: &[u32], page: u32) -> PrefixKey {
         let key = parent.then(tokens);
         if !self.entries.contains_key(&key) && !self.by_page.contains_key(&page) {
@@ -99,25 +91,26 @@ impl PrefixCache {
             self.entries.remove(&key);
         }
     }
-
-    /// Forgets everything.
-    pub fn clear(&mut self) {
-        self.entries.clear();
-        self.by_page.clear();
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Remembers that `page` is the last of the full pages of `tokens`.
+    fn insert(cache: &mut PrefixCache, root: PrefixKey, tokens: &[u32], page_len: usize, page: u32) {
+        let (prefix, last) = tokens.split_at(tokens.len() - page_len);
+        let parent = cache.key(root, prefix, page_len);
+        cache.insert_after(parent, last, page);
+    }
+
     #[test]
     fn the_longest_known_prefix_but_never_all() {
         let root = PrefixKey::new("model");
         let mut cache = PrefixCache::new();
         let tokens: Vec<u32> = (0..12).collect();
-        cache.insert(root, &tokens[..4], 4, 7);
-        cache.insert(root, &tokens[..8], 4, 8);
+        insert(&mut cache, root, &tokens[..4], 4, 7);
+        insert(&mut cache, root, &tokens[..8], 4, 8);
         assert_eq!(cache.lookup(root, &tokens, 4), [7, 8]);
         assert_eq!(cache.lookup(root, &tokens[..8], 4), [7], "one token is left to compute");
         assert_eq!(cache.lookup(root, &tokens[..9], 4), [7, 8]);
@@ -135,7 +128,7 @@ mod tests {
     fn the_same_tokens_after_another_prefix_are_another_page() {
         let root = PrefixKey::new(0);
         let mut cache = PrefixCache::new();
-        cache.insert(root, &[1, 1, 2, 2], 2, 5);
+        insert(&mut cache, root, &[1, 1, 2, 2], 2, 5);
         assert!(cache.lookup(root, &[9, 9, 2, 2, 0], 2).is_empty());
         assert!(cache.lookup(root, &[2, 2, 0], 2).is_empty());
     }

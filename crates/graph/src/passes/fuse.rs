@@ -1,7 +1,7 @@
 //! Quantization made explicit, then neighbours made one: each fusion behind its own gate, all with the same bits.
 
 use crate::builder::Graph;
-use crate::op::{Elem, Emit, LinearPart, Node, Op, ValueId, ValueType};
+use crate::op::{Emit, LinearPart, Node, Op, ValueId, ValueType};
 use crate::options::{Activations, PlanOptions};
 
 /// Inserts the quantizations integer products need, then fuses what the options allow.
@@ -237,9 +237,4 @@ fn residual(graph: &mut Graph) {
         }
         i += 1;
     }
-}
-
-/// Whether any value of the graph is quantized: `false` means every product runs a float arithmetic.
-pub fn is_integer(graph: &Graph) -> bool {
-    graph.values.iter().any(|v| v.elem != Elem::F32)
 }
