@@ -4,6 +4,7 @@ mod golden;
 mod ops;
 
 use std::fmt;
+use std::io::{Write, stderr};
 
 use ingle_cpu::{Cpu, CpuOptions, Isa};
 use ingle_graph::Backend;
@@ -31,6 +32,13 @@ impl Device {
 /// The host, on the path it would choose or on the one asked for.
 pub fn cpu(threads: usize, isa: Option<Isa>) -> Box<dyn Backend> {
     Box::new(Cpu::new(&CpuOptions { threads, isa }).expect("a path the machine has"))
+}
+
+/// Says and counts what did not run, on standard error itself: the test runner shows nothing that a passing test prints.
+pub fn not_run(what: &[String]) {
+    if !what.is_empty() {
+        let _ = writeln!(stderr(), "not run, missing on this machine: {} ({})", what.len(), what.join(", "));
+    }
 }
 
 /// Every path of every device, with one thread and with two.

@@ -3,6 +3,7 @@
 //! The default model is fetched by `ingle pull` itself, once, into the user's cache. The second model is larger: it
 //! joins when it is in the cache already or `INGLE_TEST_MODELS=all`; otherwise the test says that it did not run.
 
+use std::io::{Write, stderr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
@@ -38,13 +39,18 @@ fn default_model() -> &'static Path {
     PATH.get_or_init(|| pull(&[]))
 }
 
+/// Says what did not run, on standard error itself: the test runner shows nothing that a passing test prints.
+fn not_run(what: &str) {
+    let _ = writeln!(stderr(), "not run: {what}");
+}
+
 /// The second model, if it is to take part.
 fn second_model(test: &str) -> Option<PathBuf> {
     let all = std::env::var("INGLE_TEST_MODELS").is_ok_and(|v| v == "all");
     if all || ingle(&["list"]).1.contains("gemma") {
         return Some(pull(&[SECOND]));
     }
-    println!("not run: {test} on {SECOND}: not in the cache, and INGLE_TEST_MODELS is not \"all\"");
+    not_run(&format!("{test} on {SECOND}: not in the cache, and INGLE_TEST_MODELS is not \"all\""));
     None
 }
 
@@ -172,7 +178,7 @@ fn replies_depend_on_the_prompt_alone(model: &Path) {
         if isa.available() {
             assert_eq!(reply(&mut engine(model, 2, Some(isa), base), &short), want, "{isa}");
         } else {
-            println!("not run: {isa}: missing on this machine");
+            not_run(&format!("{isa}: missing on this machine"));
         }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use ingle_graph::reference::Interpreter;
 
-use crate::devices;
+use crate::{devices, not_run};
 use cases::{Case, cases};
 use harness::{Difference, Rig, bits_equal};
 
@@ -43,7 +43,7 @@ fn check(filter: impl Fn(&Case) -> bool) {
     print(&table);
     absent.sort();
     absent.dedup();
-    println!("not run, missing on this machine: {}", absent.join(", "));
+    not_run(&absent);
     let runs: usize = table.values().flat_map(|row| row.values()).map(|cell| cell.1).sum();
     assert!(runs > 0, "no case ran");
     assert!(failures.is_empty(), "{} of {runs} differ:\n{}", failures.len(), failures.join("\n"));

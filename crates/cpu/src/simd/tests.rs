@@ -70,6 +70,18 @@ fn others() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| *isa != Isa::Scalar && isa.available())
 }
 
+/// Says and counts the instruction sets no test of this crate can run here, where the test runner does not hide it.
+#[test]
+fn what_is_not_run_is_said() {
+    use std::io::{Write, stderr};
+    let absent: Vec<_> = Isa::ALL.into_iter().filter(|isa| !isa.available()).map(Isa::name).collect();
+    if !absent.is_empty() {
+        let _ =
+            writeln!(stderr(), "not run, missing on this machine: {} ({})", absent.len(), absent.join(", "));
+    }
+    assert!(Isa::Scalar.available() && Isa::detect().available());
+}
+
 #[test]
 fn functions_give_the_same_bits_on_every_instruction_set() {
     const STRIDE: usize = if cfg!(debug_assertions) { 400_009 } else { 6_007 };
