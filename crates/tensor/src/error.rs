@@ -21,6 +21,9 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// What a model is written to refused.
+    #[error("cannot write: {0}")]
+    Write(std::io::Error),
     /// Another error, with the file it was found in.
     #[error("{}: {reason}", path.display())]
     InFile {

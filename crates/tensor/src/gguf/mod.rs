@@ -13,7 +13,7 @@ mod writer;
 
 pub use metadata::{Array, Metadata, Value, ValueType};
 pub(crate) use split::open_parts;
-pub use writer::{ToValue, Writer};
+pub use writer::{FileStream, Outline, Stream, ToValue, Writer};
 
 use crate::bytes::Bytes;
 use crate::checkpoint::{TensorInfo, check_ranges, index_by_name};

@@ -1,0 +1,156 @@
+//! Taking tensors' bytes in the declared order, into anything or into a file.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::Outline;
+use crate::{Error, Result};
+
+/// A file on its way out: the header is written, tensors' bytes follow in the declared order.
+#[derive(Debug)]
+pub struct Stream<W> {
+    out: W,
+    /// Names and bytes, in order.
+    tensors: Vec<(String, u64)>,
+    alignment: u64,
+    /// The tensor whose bytes come next, and how many of them are written.
+    turn: usize,
+    written: u64,
+    /// A write failed, so that nobody knows what `out` holds.
+    is_broken: bool,
+}
+
+impl<W: Write> Stream<W> {
+    pub(super) fn new(
+        mut out: W,
+        header: &[u8],
+        tensors: impl Iterator<Item = (String, u64)>,
+        alignment: u64,
+    ) -> Result<Self> {
+        out.write_all(header).map_err(Error::Write)?;
+        let tensors = tensors.collect();
+        Ok(Self { out, tensors, alignment, turn: 0, written: 0, is_broken: false })
+    }
+
+    /// Writes the next bytes of tensor `name`: all of it, some rows, or any piece.
+    ///
+    /// # Errors
+    /// Another tensor's turn, or more bytes than the tensor takes, and then nothing is written; `out` refuses, and then
+    /// the stream takes nothing more.
+    pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        let problem = |problem: String| Err(Error::Header(problem).in_tensor(name));
+        if self.is_broken {
+            return problem("an earlier write failed, so the file cannot go on".into());
+        }
+        let Some((next, total)) = self.tensors.get(self.turn) else {
+            return problem("every declared tensor is written already".into());
+        };
+        if next != name {
+            return problem(format!(
+                "it is not its turn: tensor {next:?} has {} of its {total} bytes",
+                self.written
+            ));
+        }
+        let written = self.written + bytes.len() as u64;
+        if written > *total {
+            return problem(format!("it takes {total} bytes, but {written} were given"));
+        }
+        let is_whole = written == *total;
+        self.put(bytes)?;
+        self.written = written;
+        if is_whole {
+            let padding = written.next_multiple_of(self.alignment) - written;
+            self.put(&vec![0; padding as usize])?;
+            (self.turn, self.written) = (self.turn + 1, 0);
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        self.out.write_all(bytes).map_err(|error| {
+            self.is_broken = true;
+            Error::Write(error)
+        })
+    }
+
+    /// Ends the file.
+    ///
+    /// # Errors
+    /// A tensor that lacks bytes, by name; `out` refuses.
+    pub fn finish(mut self) -> Result<W> {
+        if let Some((name, total)) = self.tensors.get(self.turn) {
+            let after = self.tensors.len() - self.turn - 1;
+            let problem =
+                format!("{} of its {total} bytes were written, and {after} tensors follow", self.written);
+            return Err(Error::Header(problem).in_tensor(name));
+        }
+        self.out.flush().map_err(Error::Write)?;
+        Ok(self.out)
+    }
+}
+
+/// A [`Stream`] into a file that gets its name when it is whole. Dropped before that, it leaves nothing behind.
+#[derive(Debug)]
+pub struct FileStream {
+    stream: Stream<BufWriter<File>>,
+    temporary: Temporary,
+    target: PathBuf,
+}
+
+/// A file that is removed when this is dropped.
+#[derive(Debug)]
+struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // Gone already once the file has its name; otherwise nobody is left to hear of a failure.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+impl FileStream {
+    pub(super) fn create(outline: &Outline, path: &Path) -> Result<Self> {
+        let failed = |source| Error::Io { action: "create", path: path.into(), source };
+        if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+            let reason = "it is there and not a regular file";
+            return Err(failed(std::io::Error::new(std::io::ErrorKind::InvalidInput, reason)));
+        }
+        // Through a link to the file it stands for, so that the link stays.
+        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        let mut name = target.clone().into_os_string();
+        name.push(format!(".{}.tmp", std::process::id()));
+        let temporary = PathBuf::from(name);
+        let file = File::create_new(&temporary).map_err(failed)?;
+        let temporary = Temporary(temporary);
+        let stream = outline.begin(BufWriter::new(file)).map_err(|error| named(error, path))?;
+        Ok(Self { stream, temporary, target })
+    }
+
+    /// As [`Stream::write`].
+    ///
+    /// # Errors
+    /// As [`Stream::write`], with the file's name.
+    pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.stream.write(name, bytes).map_err(|error| named(error, &self.target))
+    }
+
+    /// Ends the file, waits until the disk has it, and gives it its name.
+    ///
+    /// # Errors
+    /// As [`Stream::finish`]; the file system refuses. Nothing is left behind then.
+    pub fn finish(self) -> Result<()> {
+        let Self { stream, temporary, target } = self;
+        let out = stream.finish().map_err(|error| named(error, &target))?;
+        let file = out.into_inner().map_err(|error| named(Error::Write(error.into_error()), &target))?;
+        let renamed = file.sync_all().and_then(|()| fs::rename(&temporary.0, &target));
+        renamed.map_err(|error| named(Error::Write(error), &target))
+    }
+}
+
+fn named(error: Error, path: &Path) -> Error {
+    match error {
+        Error::Write(source) => Error::Io { action: "write", path: path.into(), source },
+        error => error.in_file(path),
+    }
+}
