@@ -76,7 +76,7 @@ impl<'a> Builder<'a> {
 
     /// Whether the checkpoint has this tensor.
     pub fn has(&self, name: &str) -> bool {
-        self.checkpoint.get(name).is_some()
+        self.checkpoint.has(name)
     }
 
     /// Nodes added from now on belong to this layer.

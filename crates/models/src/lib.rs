@@ -108,8 +108,9 @@ impl Model {
     /// Recognizes the checkpoint's family, reads its settings and declares its graph.
     ///
     /// # Errors
-    /// An unknown architecture, a missing setting, or the first tensor that is missing or of another shape.
+    /// A GGUF file that is no model, an unknown architecture, a missing setting, or the first tensor that is missing or of another shape.
     pub fn open(checkpoint: &Checkpoint) -> Result<Self> {
+        checkpoint.require_model()?;
         let (name, gguf) = match checkpoint.source() {
             Source::Gguf(m) => (m.str("general.architecture")?.to_string(), true),
             Source::SafeTensors { config, .. } => {

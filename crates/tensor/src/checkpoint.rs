@@ -63,6 +63,18 @@ pub struct Checkpoint {
     files: Vec<Bytes>,
     tensors: Vec<TensorInfo>,
     index: HashMap<String, usize>,
+    unread: Vec<Unread>,
+}
+
+/// A tensor whose element type has a known size and no decoder: it keeps no model from loading that does not ask for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unread {
+    /// The name in the file.
+    pub name: String,
+    /// The element type as the file names it.
+    pub element: &'static str,
+    /// Which of the checkpoint's files holds it.
+    pub file: usize,
 }
 
 impl Checkpoint {
@@ -78,7 +90,7 @@ impl Checkpoint {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if path.is_dir() || name.ends_with(".safetensors") || name.ends_with(".json") {
             let opened = safetensors::open(path)?;
-            return Self::new(path, opened.source, opened.files, opened.tensors);
+            return Self::new(path, opened.source, opened.files, opened.tensors, opened.unread);
         }
         let bytes = Bytes::map(path)?;
         if !bytes.starts_with(&gguf::MAGIC) {
@@ -96,12 +108,42 @@ impl Checkpoint {
         }
         let gguf = Gguf::parse(&bytes).map_err(|error| error.in_file(path))?;
         let (files, metadata, tensors) = gguf::open_parts(path, bytes, gguf)?;
-        Self::new(path, Source::Gguf(metadata), files, tensors)
+        Self::new(path, Source::Gguf(metadata), files, tensors, Vec::new())
     }
 
-    fn new(path: &Path, source: Source, files: Vec<Bytes>, tensors: Vec<TensorInfo>) -> Result<Self> {
+    fn new(
+        path: &Path,
+        source: Source,
+        files: Vec<Bytes>,
+        tensors: Vec<TensorInfo>,
+        unread: Vec<Unread>,
+    ) -> Result<Self> {
         let index = index_by_name(&tensors).map_err(|error| error.in_file(path))?;
-        Ok(Self { path: path.into(), source, files, tensors, index })
+        Ok(Self { path: path.into(), source, files, tensors, index, unread })
+    }
+
+    /// Refuses a GGUF file that is something else than a model, saying what it is.
+    ///
+    /// # Errors
+    /// An importance matrix, an adapter, a projector, a control vector, or a vocabulary without tensors.
+    pub fn require_model(&self) -> Result<()> {
+        let Source::Gguf(metadata) = &self.source else { return Ok(()) };
+        let text = |key| metadata.str_opt(key).map_err(|error| error.in_file(&self.path));
+        let (kind, architecture) = (text("general.type")?, text("general.architecture")?);
+        let what = match (kind, architecture) {
+            (Some("imatrix"), _) => "it is an importance matrix, made for quantizing a model".into(),
+            (Some("adapter"), _) => "it is an adapter (LoRA), which changes a model and is none".into(),
+            (Some("mmproj"), _) | (_, Some("clip")) => {
+                "it is a projector of images or sound for a model".into()
+            }
+            (_, Some("controlvector")) => "it is a control vector, which steers a model and is none".into(),
+            (Some(kind), _) if kind != "model" => format!("it says that it is of the type {kind:?}"),
+            (_, None) => "it does not name an architecture (general.architecture)".into(),
+            _ if self.tensors.is_empty() => "it holds a vocabulary and no tensors".into(),
+            _ => return Ok(()),
+        };
+        let hint = "this is not a model that can run: name the model's own file";
+        Err(Error::Header(format!("{what}; {hint}")).in_file(&self.path))
     }
 
     /// The path it was opened by.
@@ -124,11 +166,25 @@ impl Checkpoint {
         self.index.get(name).map(|i| &self.tensors[*i])
     }
 
+    /// Whether there is a tensor of this name, of an element type that is read or not.
+    pub fn has(&self, name: &str) -> bool {
+        self.index.contains_key(name) || self.unread.iter().any(|tensor| tensor.name == name)
+    }
+
+    /// The tensors that are there but cannot be read.
+    pub fn unread(&self) -> &[Unread] {
+        &self.unread
+    }
+
     /// The tensor of this name, or an error that names it.
     pub fn require(&self, name: &str) -> Result<&TensorInfo> {
-        self.get(name).ok_or_else(|| {
-            Error::MissingTensor { name: name.into(), count: self.tensors.len() }.in_file(&self.path)
-        })
+        let error = || match self.unread.iter().find(|tensor| tensor.name == name) {
+            Some(Unread { element, .. }) => {
+                Error::UnknownType { found: format!("{element:?}") }.in_tensor(name)
+            }
+            None => Error::MissingTensor { name: name.into(), count: self.tensors.len() },
+        };
+        self.get(name).ok_or_else(|| error().in_file(&self.path))
     }
 
     /// The bytes of one of this checkpoint's tensors. They may begin at any address: safetensors aligns
@@ -201,8 +257,12 @@ impl Digest {
 pub(crate) fn index_by_name(tensors: &[TensorInfo]) -> Result<HashMap<String, usize>> {
     let mut index = HashMap::with_capacity(tensors.len());
     for (i, tensor) in tensors.iter().enumerate() {
-        if index.insert(tensor.name.clone(), i).is_some() {
-            return Err(Error::Header("it is there twice".into()).in_tensor(&tensor.name));
+        if let Some(other) = index.insert(tensor.name.clone(), i) {
+            let problem = match (tensors[other].file, tensor.file) {
+                (a, b) if a == b => "it is there twice".into(),
+                (a, b) => format!("it is there twice, in parts {} and {} of the model", a + 1, b + 1),
+            };
+            return Err(Error::Header(problem).in_tensor(&tensor.name));
         }
     }
     Ok(index)

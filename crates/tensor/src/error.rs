@@ -149,6 +149,16 @@ impl Error {
         Self::InTensor { name: name.into(), reason: Box::new(self) }
     }
 
+    /// The same error, or this reason where the file that could not be opened is not there.
+    pub(crate) fn or_missing(self, reason: impl FnOnce() -> String) -> Self {
+        match self {
+            Self::Io { path, source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+                Self::Header(reason()).in_file(&path)
+            }
+            other => other,
+        }
+    }
+
     pub(crate) fn key(key: &str, problem: impl Into<String>) -> Self {
         Self::Key { key: key.into(), problem: problem.into() }
     }

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -13,7 +14,7 @@ use serde::de::{Error as _, MapAccess, Visitor};
 use serde_json::Value;
 
 use crate::bytes::Bytes;
-use crate::checkpoint::{Source, TensorInfo, check_ranges, index_by_name};
+use crate::checkpoint::{Source, TensorInfo, Unread, check_ranges, index_by_name};
 use crate::{DType, Error, Result};
 
 /// Bytes a header may have, as in the format's own library.
@@ -24,11 +25,32 @@ const INDEX: &str = "model.safetensors.index.json";
 const CONFIG: &str = "config.json";
 const LEGACY_CONFIG: &str = "config.legacy.json";
 
+/// Element types that are not read, each with a type of its size: a file may hold such tensors beside the weights.
+const UNREAD: &[(&str, DType)] = &[
+    ("BOOL", DType::I8),
+    ("U8", DType::I8),
+    ("F8_E4M3", DType::I8),
+    ("F8_E5M2", DType::I8),
+    ("F8_E8M0", DType::I8),
+    ("U16", DType::I16),
+    ("U32", DType::I32),
+    ("U64", DType::I64),
+];
+
 /// What a checkpoint needs of a folder.
 pub(crate) struct Opened {
     pub source: Source,
     pub files: Vec<Bytes>,
     pub tensors: Vec<TensorInfo>,
+    pub unread: Vec<Unread>,
+}
+
+/// What one file holds.
+#[derive(Default)]
+struct Contents {
+    /// In order of offset.
+    tensors: Vec<TensorInfo>,
+    unread: Vec<Unread>,
 }
 
 /// Opens a folder, one of its weight files, its index, or one of its configs.
@@ -49,14 +71,15 @@ pub(crate) fn open(path: &Path) -> Result<Opened> {
     let config = config.map_or_else(|| find_config(dir), Ok)?;
 
     let config = read_object(&config)?;
-    let (files, tensors) = if weights.extension().is_some_and(|extension| extension == "json") {
-        open_index(dir, &weights)?
-    } else {
-        let bytes = Bytes::map(&weights)?;
-        let tensors = parse(&bytes, 0).map_err(|error| error.in_file(&weights))?;
-        (vec![bytes], tensors)
-    };
-    Ok(Opened { source: Source::SafeTensors { config, dir: dir.into() }, files, tensors })
+    let (files, Contents { tensors, unread }) =
+        if weights.extension().is_some_and(|extension| extension == "json") {
+            open_index(dir, &weights)?
+        } else {
+            let bytes = Bytes::map(&weights)?;
+            let contents = contents(&bytes, 0).map_err(|error| error.in_file(&weights))?;
+            (vec![bytes], contents)
+        };
+    Ok(Opened { source: Source::SafeTensors { config, dir: dir.into() }, files, tensors, unread })
 }
 
 fn find_weights(dir: &Path) -> Result<PathBuf> {
@@ -89,42 +112,68 @@ fn read_object(path: &Path) -> Result<Value> {
     }
 }
 
-/// Opens the files that an index names, sorted by name.
-fn open_index(dir: &Path, path: &Path) -> Result<(Vec<Bytes>, Vec<TensorInfo>)> {
-    let index = read_object(path)?;
+/// Opens the files that an index names, sorted by name. Index and files must list the same tensors.
+fn open_index(dir: &Path, path: &Path) -> Result<(Vec<Bytes>, Contents)> {
+    let text =
+        std::fs::read(path).map_err(|source| Error::Io { action: "read", path: path.into(), source })?;
     let bad = |problem: String| Error::Header(problem).in_file(path);
-    let Some(Value::Object(map)) = index.get("weight_map") else {
-        return Err(bad("weight_map is missing or not an object".into()));
-    };
+    let index: Index = serde_json::from_slice(&text)
+        .map_err(|error| bad(format!("it is not the index of a model in several files: {error}")))?;
     let mut wanted = BTreeMap::new();
-    for (tensor, file) in map {
+    for (tensor, file) in &index.weight_map.0 {
         let plain = file.as_str().filter(|name| Path::new(name).file_name().is_some_and(|f| f == *name));
         let file =
             plain.ok_or_else(|| bad(format!("tensor {tensor:?} is in {file}, not a plain file name")))?;
-        wanted.insert(tensor.as_str(), file);
-    }
-    let names: BTreeSet<&str> = wanted.values().copied().collect();
-    let (mut files, mut tensors, mut positions) = (Vec::new(), Vec::new(), HashMap::new());
-    for (i, name) in names.into_iter().enumerate() {
-        let path = dir.join(name);
-        let bytes = Bytes::map(&path)?;
-        tensors.extend(parse(&bytes, i).map_err(|error| error.in_file(&path))?);
-        files.push(bytes);
-        positions.insert(name, i);
-    }
-    let found = index_by_name(&tensors).map_err(|error| error.in_file(path))?;
-    for (tensor, file) in wanted {
-        if found.get(tensor).is_none_or(|&i| tensors[i].file != positions[file]) {
-            let problem = format!("the index says that it is in {file}, where it is not");
-            return Err(Error::Header(problem).in_tensor(tensor).in_file(path));
+        if wanted.insert(tensor.as_str(), file).is_some() {
+            return Err(Error::Header("the index lists it twice".into()).in_tensor(tensor).in_file(path));
         }
     }
-    Ok((files, tensors))
+    let names: BTreeSet<&str> = wanted.values().copied().collect();
+    let (mut files, mut all) = (Vec::new(), Contents::default());
+    for (i, name) in names.iter().enumerate() {
+        let path = dir.join(name);
+        let missing = || "the index names this file, but it is not there: fetch it".to_string();
+        let bytes = Bytes::map(&path).map_err(|error| error.or_missing(missing))?;
+        let Contents { tensors, unread } = contents(&bytes, i).map_err(|error| error.in_file(&path))?;
+        all.tensors.extend(tensors);
+        all.unread.extend(unread);
+        files.push(bytes);
+    }
+    let names: Vec<&str> = names.into_iter().collect();
+    let tensors = all.tensors.iter().map(|t| (&*t.name, t.file));
+    let mut found = BTreeMap::new();
+    for (tensor, file) in tensors.chain(all.unread.iter().map(|t| (&*t.name, t.file))) {
+        let problem = match found.insert(tensor, names[file]) {
+            Some(other) => format!("it is there twice, in {other} and in {}", names[file]),
+            None if wanted.contains_key(tensor) => continue,
+            None => {
+                format!("it is in {}, but the index does not list it: fetch the index again", names[file])
+            }
+        };
+        return Err(Error::Header(problem).in_tensor(tensor).in_file(path));
+    }
+    match wanted.into_iter().find(|(tensor, file)| found.get(tensor) != Some(file)) {
+        None => Ok((files, all)),
+        Some((tensor, file)) => {
+            let problem = format!("the index says that it is in {file}, where it is not");
+            Err(Error::Header(problem).in_tensor(tensor).in_file(path))
+        }
+    }
+}
+
+/// Which file holds which tensor.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: Pairs<Value>,
 }
 
 /// Reads and checks the header of one file. Tensors come in order of offset, with offsets from the start of the
-/// file, and with `file` as given.
+/// file, and with `file` as given. Those of element types that are known but not read are checked and left out.
 pub fn parse(bytes: &[u8], file: usize) -> Result<Vec<TensorInfo>> {
+    contents(bytes, file).map(|contents| contents.tensors)
+}
+
+fn contents(bytes: &[u8], file: usize) -> Result<Contents> {
     let (what, len) = ("the header".to_string(), bytes.len() as u64);
     let Some((prefix, rest)) = bytes.split_first_chunk() else {
         return Err(Error::Truncated { what, offset: 0, needed: 8, remaining: len });
@@ -140,13 +189,14 @@ pub fn parse(bytes: &[u8], file: usize) -> Result<Vec<TensorInfo>> {
     }
     let (header, _) = rest.split_at(header_len as usize);
     let data_start = 8 + header_len;
-    let Header(entries) = serde_json::from_slice(header)
+    let Header(Pairs(entries)) = serde_json::from_slice(header)
         .map_err(|error| Error::Header(format!("the header is not what safetensors asks for: {error}")))?;
 
-    let mut tensors = Vec::with_capacity(entries.len());
+    let (mut tensors, mut elements) = (Vec::with_capacity(entries.len()), Vec::with_capacity(entries.len()));
     for (name, entry) in entries {
-        let info = entry.check(data_start).map_err(|error| error.in_tensor(&name))?;
+        let (info, element) = entry.check(data_start).map_err(|error| error.in_tensor(&name))?;
         tensors.push(TensorInfo { name, file, ..info });
+        elements.push(element);
     }
     index_by_name(&tensors)?;
     let order = check_ranges(&tensors, len)?;
@@ -163,7 +213,17 @@ pub fn parse(bytes: &[u8], file: usize) -> Result<Vec<TensorInfo>> {
         return Err(Error::Header(format!("the last {} bytes of the file belong to no tensor", len - end)));
     }
     let mut slots: Vec<Option<TensorInfo>> = tensors.into_iter().map(Some).collect();
-    Ok(order.into_iter().filter_map(|i| slots[i].take()).collect())
+    let mut contents = Contents::default();
+    for i in order {
+        match (slots[i].take(), elements[i]) {
+            (Some(tensor), None) => contents.tensors.push(tensor),
+            (Some(TensorInfo { name, .. }), Some(element)) => {
+                contents.unread.push(Unread { name, element, file });
+            }
+            (None, _) => {}
+        }
+    }
+    Ok(contents)
 }
 
 /// A tensor's entry in the header.
@@ -175,54 +235,74 @@ struct Entry {
 }
 
 impl Entry {
-    /// The entry as a tensor that still lacks its name.
-    fn check(self, data_start: u64) -> Result<TensorInfo> {
-        let dtype = DType::from_safetensors(&self.dtype)?;
+    /// The entry as a tensor that still lacks its name; with the name of its element type where that is not read, and
+    /// then as one of a type of the same size.
+    fn check(self, data_start: u64) -> Result<(TensorInfo, Option<&'static str>)> {
+        let (dtype, element) = match UNREAD.iter().find(|(name, _)| *name == self.dtype) {
+            Some((name, same_size)) => (*same_size, Some(*name)),
+            None => (DType::from_safetensors(&self.dtype)?, None),
+        };
         let bytes = dtype.tensor_bytes(&self.shape)?;
         let (begin, end) = self.data_offsets;
         if end.checked_sub(begin) != Some(bytes) {
             let shape = &self.shape;
-            let problem =
-                format!("{shape:?} of {dtype} takes {bytes} bytes, but its offsets are [{begin}, {end}]");
+            let problem = format!(
+                "{shape:?} of {} takes {bytes} bytes, but its offsets are [{begin}, {end}]",
+                self.dtype
+            );
             return Err(Error::Header(problem));
         }
         let offset = begin
             .checked_add(data_start)
             .ok_or_else(|| Error::Header(format!("its offsets [{begin}, {end}] overflow")))?;
-        Ok(TensorInfo { name: String::new(), dtype, shape: self.shape, file: 0, offset, bytes })
+        Ok((TensorInfo { name: String::new(), dtype, shape: self.shape, file: 0, offset, bytes }, element))
     }
 }
 
-/// The header in its own order. A map type would let the last of two equal names win in silence.
-struct Header(Vec<(String, Entry)>);
+/// The header's tensors; its `__metadata__`, an object of texts, is checked and dropped.
+struct Header(Pairs<Entry>);
+
+/// An object in its own order. A map type would let the last of two equal names win in silence.
+struct Pairs<T>(Vec<(String, T)>);
+
+/// Reads an object; `is_metadata` says which names are of texts and not of a `T`.
+struct PairsVisitor<T> {
+    is_metadata: fn(&str) -> bool,
+    values: PhantomData<T>,
+}
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for PairsVisitor<T> {
+    type Value = Pairs<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Pairs<T>, A::Error> {
+        let mut pairs = Vec::new();
+        while let Some(name) = map.next_key::<String>()? {
+            let named = |error| A::Error::custom(format!("{name:?}: {error}"));
+            if (self.is_metadata)(&name) {
+                map.next_value::<HashMap<String, String>>().map_err(named)?;
+            } else {
+                let value = map.next_value().map_err(named)?;
+                pairs.push((name, value));
+            }
+        }
+        Ok(Pairs(pairs))
+    }
+}
 
 impl<'de> Deserialize<'de> for Header {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        struct Entries;
+        let is_metadata = |name: &str| name == "__metadata__";
+        deserializer.deserialize_map(PairsVisitor { is_metadata, values: PhantomData }).map(Header)
+    }
+}
 
-        impl<'de> Visitor<'de> for Entries {
-            type Value = Header;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of tensors")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Header, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(name) = map.next_key::<String>()? {
-                    let named = |error| A::Error::custom(format!("{name:?}: {error}"));
-                    if name == "__metadata__" {
-                        map.next_value::<HashMap<String, String>>().map_err(named)?;
-                    } else {
-                        let entry = map.next_value().map_err(named)?;
-                        entries.push((name, entry));
-                    }
-                }
-                Ok(Header(entries))
-            }
-        }
-
-        deserializer.deserialize_map(Entries)
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_map(PairsVisitor { is_metadata: |_| false, values: PhantomData })
     }
 }
 

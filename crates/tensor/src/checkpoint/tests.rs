@@ -94,40 +94,121 @@ fn any_part_opens_the_split_model() {
     assert!(fingerprints.iter().all(|f| *f == fingerprints[0]));
 }
 
-/// FlashML-org/FreeToken#154, vllm-project/vllm-gguf-plugin#54, ggml-org/llama.cpp#6836.
+/// A part of the model that [`write_split`] writes, with other keys and tensors.
+fn write_part(path: &Path, no: u16, count: u16, tensors: &[&str]) {
+    write_gguf(path, |w| {
+        w.set("split.no", &no).unwrap();
+        w.set("split.count", &count).unwrap();
+        for name in tensors {
+            w.tensor(name, DType::F32, &[1, 4], row(0.0)).unwrap();
+        }
+    });
+}
+
+/// FlashML-org/FreeToken#154, vllm-project/vllm-gguf-plugin#54, ggml-org/llama.cpp#6836: (damage, the name opened,
+/// what the refusal says).
 #[test]
 fn split_models_that_are_not_whole() {
-    let part = |dir: &TempDir, n: usize| dir.path().join(format!("tiny-{n:05}-of-00003.gguf"));
-
-    let dir = TempDir::new().unwrap();
-    write_split(dir.path());
-    std::fs::remove_file(part(&dir, 2)).unwrap();
-    refused(&part(&dir, 3), &["cannot open", "tiny-00002-of-00003.gguf"]);
-
-    let dir = TempDir::new().unwrap();
-    write_split(dir.path());
-    std::fs::rename(part(&dir, 1), dir.path().join("model.gguf")).unwrap();
-    refused(&dir.path().join("model.gguf"), &["part 1 of 3", "-00001-of-00003.gguf"]);
-
-    let dir = TempDir::new().unwrap();
-    write_split(dir.path());
-    std::fs::copy(part(&dir, 1), part(&dir, 2)).unwrap();
-    refused(&part(&dir, 1), &["tiny-00002-of-00003.gguf", "split.no", "0 of 3 parts, where 1 of 3"]);
-
-    for (tensor, words) in
-        [("a", &["tensor \"a\"", "twice"]), ("z", &["split.tensors.count", "parts hold 5"])]
-    {
+    type Damage = fn(&dyn Fn(usize) -> PathBuf);
+    const PART_1: &str = "tiny-00001-of-00003.gguf";
+    let rows: &[(Damage, &str, &[&str])] = &[
+        (
+            |part| std::fs::remove_file(part(2)).unwrap(),
+            "tiny-00003-of-00003.gguf",
+            &["tiny-00002-of-00003.gguf", "part 2 of 3", "is missing", "fetch it"],
+        ),
+        (
+            |part| std::fs::remove_file(part(1)).unwrap(),
+            "tiny-00003-of-00003.gguf",
+            &["tiny-00001-of-00003.gguf", "part 1 of 3", "is missing"],
+        ),
+        (
+            |part| std::fs::rename(part(1), part(1).with_file_name("model.gguf")).unwrap(),
+            "model.gguf",
+            &["part 1 of 3", "does not end in -00001-of-00003.gguf", "restore the names"],
+        ),
+        (
+            |part| std::fs::rename(part(3), part(3).with_file_name("tiny-00004-of-00003.gguf")).unwrap(),
+            PART_1,
+            &["tiny-00003-of-00003.gguf", "part 3 of 3", "restore its name"],
+        ),
+        (
+            |part| std::fs::rename(part(3), part(3).with_file_name("tiny-00004-of-00003.gguf")).unwrap(),
+            "tiny-00004-of-00003.gguf",
+            &["part 3 of 3", "does not end in -00003-of-00003.gguf"],
+        ),
+        // The key counts from 0, the name from 1: a part whose key counts from 1 is another part.
+        (
+            |part| write_part(&part(2), 2, 3, &["b"]),
+            PART_1,
+            &["tiny-00002-of-00003.gguf", "split.no", "2 of 3 parts, where 1 of 3"],
+        ),
+        (
+            |part| write_part(&part(2), 1, 4, &["b"]),
+            PART_1,
+            &["tiny-00002-of-00003.gguf", "split.no", "1 of 4 parts, where 1 of 3"],
+        ),
+        (
+            |part| write_part(&part(3), 3, 3, &["output.weight"]),
+            "tiny-00003-of-00003.gguf",
+            &["part 4 of 3", "does not end in its number"],
+        ),
+        (
+            |part| write_gguf(&part(2), |w| w.tensor("b", DType::F32, &[1, 4], row(0.0)).unwrap()),
+            PART_1,
+            &["tiny-00002-of-00003.gguf", "split.no", "missing"],
+        ),
+        (|part| write_part(&part(2), 1, 3, &["a"]), PART_1, &["tensor \"a\"", "twice, in parts 1 and 2"]),
+        // The count is of all parts together.
+        (
+            |part| write_part(&part(2), 1, 3, &["z", "b"]),
+            PART_1,
+            &["split.tensors.count", "it is 4, but the 3 parts hold 5"],
+        ),
+        (
+            |part| std::fs::write(part(2), &std::fs::read(part(2)).unwrap()[..100]).unwrap(),
+            PART_1,
+            &["tiny-00002-of-00003.gguf", "remain in the file"],
+        ),
+    ];
+    for (damage, opened, words) in rows {
         let dir = TempDir::new().unwrap();
         write_split(dir.path());
-        write_gguf(&part(&dir, 2), |w| {
-            w.set("split.no", &1u16).unwrap();
-            w.set("split.count", &3u16).unwrap();
-            w.tensor(tensor, DType::F32, &[1, 4], row(0.0)).unwrap();
-            if tensor == "z" {
-                w.tensor("b", DType::F32, &[1, 4], row(0.0)).unwrap();
-            }
+        damage(&|n| dir.path().join(format!("tiny-{n:05}-of-00003.gguf")));
+        refused(&dir.path().join(opened), words);
+    }
+}
+
+/// GGUF files that open, but are no model: they say what they are.
+#[test]
+fn gguf_files_of_other_kinds() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("m.gguf");
+    for (kind, architecture, tensors, want) in [
+        (Some("imatrix"), None, 1, Some("an importance matrix")),
+        (Some("adapter"), Some("llama"), 1, Some("an adapter (LoRA)")),
+        (Some("mmproj"), Some("clip"), 1, Some("a projector")),
+        (None, Some("clip"), 1, Some("a projector")),
+        (None, Some("controlvector"), 1, Some("a control vector")),
+        (Some("dataset"), Some("llama"), 1, Some("of the type \"dataset\"")),
+        (None, None, 1, Some("does not name an architecture")),
+        (Some("model"), Some("llama"), 0, Some("a vocabulary and no tensors")),
+        (Some("model"), Some("llama"), 1, None),
+        (None, Some("llama"), 1, None),
+    ] {
+        write_gguf(&path, |w| {
+            kind.iter().for_each(|kind| w.set("general.type", *kind).unwrap());
+            architecture.iter().for_each(|name| w.set("general.architecture", *name).unwrap());
+            (0..tensors).for_each(|_| w.tensor("w", DType::F32, &[4], row(1.0)).unwrap());
         });
-        refused(&part(&dir, 1), words);
+        let said = Checkpoint::open(&path).unwrap().require_model().err().map(|error| error.to_string());
+        match (&said, want) {
+            (None, None) => {}
+            (Some(said), Some(want)) => {
+                assert!(said.contains("m.gguf: it ") && said.contains(want), "{said:?} lacks {want:?}");
+            }
+            _ => panic!("{kind:?} {architecture:?}: {said:?}, want {want:?}"),
+        }
     }
 }
 

@@ -36,7 +36,9 @@ pub(crate) fn open_parts(
             part,
             count,
         ));
-        let bytes = Bytes::map(&path)?;
+        let missing =
+            || format!("part {} of {count} of the model is missing: fetch it, or restore its name", part + 1);
+        let bytes = Bytes::map(&path).map_err(|error| error.or_missing(missing))?;
         let gguf = Gguf::parse(&bytes).and_then(|gguf| check_part(gguf, part, count));
         let gguf = gguf.map_err(|error| error.in_file(&path))?;
         tensors.extend(gguf.tensors.into_iter().map(|tensor| TensorInfo { file: part, ..tensor }));

@@ -174,26 +174,87 @@ fn shards_open_through_their_index() {
     }
 }
 
+/// (index, what the refusal says) over two shards that hold the tensors `a` and `c`, and `a` and `u`.
 #[test]
 fn an_index_that_disagrees() {
-    let check = |index: &str, words: &[&str]| {
+    let two = |a: &str, b: &str, of: &str| {
+        format!(
+            r#"{{"{a}":{{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}},"{b}":{{"dtype":"{of}","shape":[2],"data_offsets":[8,10]}}}}"#
+        )
+    };
+    let plain = "plain file name";
+    let rows: &[(&str, &[&str])] = &[
+        (r#"{"weight_map":{"b":"1.safetensors"}}"#, &["index.json", "tensor \"a\"", "does not list it"]),
+        (
+            r#"{"weight_map":{"a":"1.safetensors","b":"1.safetensors","c":"1.safetensors"}}"#,
+            &["index.json", "tensor \"b\"", "in 1.safetensors, where it is not"],
+        ),
+        (
+            r#"{"weight_map":{"a":"2.safetensors","c":"2.safetensors","u":"2.safetensors"}}"#,
+            &["tensor \"c\"", "in 2.safetensors, where it is not"],
+        ),
+        (r#"{"weight_map":{"a":"2.safetensors"}}"#, &["tensor \"u\"", "does not list it"]),
+        (
+            r#"{"weight_map":{"a":"3.safetensors"}}"#,
+            &["3.safetensors", "the index names this file", "fetch it"],
+        ),
+        (
+            r#"{"weight_map":{"a":"1.safetensors","c":"1.safetensors","u":"2.safetensors"}}"#,
+            &["tensor \"a\"", "twice", "1.safetensors", "2.safetensors"],
+        ),
+        (
+            r#"{"weight_map":{"a":"1.safetensors","a":"2.safetensors"}}"#,
+            &["tensor \"a\"", "the index lists it twice"],
+        ),
+        (r#"{"weight_map":{"a":"../1.safetensors"}}"#, &["tensor \"a\"", plain]),
+        (r#"{"weight_map":{"a":".."}}"#, &["tensor \"a\"", plain]),
+        (r#"{"weight_map":{"a":"sub/1.safetensors"}}"#, &["tensor \"a\"", plain]),
+        (r#"{"weight_map":{"a":"/etc/passwd"}}"#, &["tensor \"a\"", plain]),
+        (r#"{"weight_map":{"a":""}}"#, &["tensor \"a\"", plain]),
+        (r#"{"weight_map":{"a":7}}"#, &["tensor \"a\"", plain]),
+        (r#"{"weight_map":[]}"#, &["index.json", "an object of tensors"]),
+        ("{}", &["index.json", "weight_map"]),
+        ("[]", &["index.json", "not the index"]),
+        ("{", &["index.json", "EOF"]),
+    ];
+    for (index, words) in rows {
         let dir = folder(&[
             (INDEX, index.as_bytes().to_vec()),
-            ("1.safetensors", file(&f32_header("a"), 8)),
-            ("2.safetensors", file(&f32_header("a"), 8)),
+            ("1.safetensors", file(&two("a", "c", "I8"), 10)),
+            ("2.safetensors", file(&two("a", "u", "U8"), 10)),
             (CONFIG, config("llama")),
         ]);
-        says(&Checkpoint::open(dir.path()).expect_err("the index must be refused"), words);
-    };
-    check(r#"{"weight_map":{"b":"1.safetensors"}}"#, &["index.json", "tensor \"b\"", "1.safetensors"]);
-    check(r#"{"weight_map":{"a":"3.safetensors"}}"#, &["cannot open", "3.safetensors"]);
-    check(r#"{"weight_map":{"a":"1.safetensors","b":"2.safetensors"}}"#, &["tensor \"a\"", "twice"]);
-    check(r#"{"weight_map":{"a":"../1.safetensors"}}"#, &["tensor \"a\"", "plain file name"]);
-    check(r#"{"weight_map":{"a":"/etc/passwd"}}"#, &["tensor \"a\"", "plain file name"]);
-    check(r#"{"weight_map":{"a":7}}"#, &["tensor \"a\"", "plain file name"]);
-    check(r#"{"weight_map":[]}"#, &["weight_map"]);
-    check("[]", &["index.json", "not an object"]);
-    check("{", &["index.json", "not JSON"]);
+        says(&Checkpoint::open(dir.path()).expect_err(index), words);
+    }
+}
+
+/// Tensors that are not read keep nothing from loading but what asks for them, by name.
+#[test]
+fn element_types_that_are_not_read() {
+    for (element, size) in [
+        ("F8_E4M3", 1),
+        ("F8_E5M2", 1),
+        ("F8_E8M0", 1),
+        ("BOOL", 1),
+        ("U8", 1),
+        ("U16", 2),
+        ("U32", 4),
+        ("U64", 8),
+    ] {
+        let end = 8 + 6 * size;
+        let header = format!(
+            r#"{{"a":{{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}},"q":{{"dtype":"{element}","shape":[2,3],"data_offsets":[8,{end}]}}}}"#
+        );
+        let dir = folder(&[(SINGLE, file(&header, end)), (CONFIG, config("llama"))]);
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        assert_eq!(checkpoint.tensors().len(), 1);
+        assert_eq!(checkpoint.unread()[0], Unread { name: "q".into(), element, file: 0 });
+        assert!(checkpoint.has("q") && checkpoint.get("q").is_none() && !checkpoint.has("r"));
+        says(&checkpoint.require("q").unwrap_err(), &["tensor \"q\"", element, "is not supported"]);
+        // Their sizes are checked like all others.
+        let long = header.replace("[2,3]", "[2,4]");
+        refused(&file(&long, end), &["tensor \"q\"", element, &format!("takes {} bytes", 8 * size)]);
+    }
 }
 
 #[test]
