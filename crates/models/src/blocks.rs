@@ -2,7 +2,7 @@
 //! and from the last layer's attention on only the `R` wanted rows are computed.
 
 use ingle_graph::op::{AttentionSpec, RopeId, RopeSpec};
-use ingle_graph::{Activation, Builder, Graph, ValueId, WeightId};
+use ingle_graph::{Builder, Graph, ValueId, WeightId};
 use ingle_tensor::Checkpoint;
 
 use crate::{Config, Error, Result};
@@ -71,6 +71,11 @@ impl<'a> Blocks<'a> {
         self.builder.tap(&format!("hidden.{layer}"), x);
     }
 
+    /// The layer's sliding window in tokens, if it slides.
+    pub fn window(&self) -> Option<usize> {
+        self.config.window.filter(|_| self.config.slides[self.layer])
+    }
+
     /// Whether this layer is the last.
     fn last(&self) -> bool {
         self.layer + 1 == self.config.layers
@@ -132,11 +137,11 @@ impl<'a> Blocks<'a> {
     }
 
     /// Gated feed-forward layer.
-    pub fn gated_ffn(&mut self, h: ValueId, act: Activation) -> ValueId {
-        let Config { hidden, ffn, .. } = *self.config;
+    pub fn gated_ffn(&mut self, h: ValueId) -> ValueId {
+        let Config { hidden, ffn, activation, .. } = *self.config;
         let gate = self.linear("ffn_gate", h, ffn, hidden);
         let up = self.linear("ffn_up", h, ffn, hidden);
-        let h = self.builder.glu("ffn_act", act, gate, up);
+        let h = self.builder.glu("ffn_act", activation, gate, up);
         self.linear("ffn_down", h, hidden, ffn)
     }
 

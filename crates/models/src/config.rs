@@ -1,12 +1,16 @@
 //! A model's settings, from GGUF metadata or from config.json (in today's keys or the older ones), in one shape.
 
+use ingle_graph::Activation;
 use ingle_graph::op::RopeStyle;
 use ingle_tensor::{Checkpoint, Source, gguf::Metadata};
 use serde_json::Value;
 
 use crate::names::{Names, Style};
-use crate::rope::Scaling;
-use crate::{Error, Family, Result};
+use crate::rope::{self, Scaling};
+use crate::{Error, Family, Result, Sliding};
+
+/// Sliding window, in tokens, of every family that has one, where its file has no such key.
+const WINDOW: usize = 4096;
 
 /// Settings of a model. Counts are elements unless said otherwise.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,13 +33,15 @@ pub struct Config {
     pub head_dim: usize,
     /// Width of the feed-forward layer.
     pub ffn: usize,
+    /// Function of the feed-forward gate.
+    pub activation: Activation,
     /// Epsilon of the norms.
     pub eps: f32,
     /// Longest sequence the model was made for, in tokens.
     pub context: usize,
     /// Rotary base.
     pub rope_theta: f64,
-    /// Rotary base of sliding-window layers, where it differs.
+    /// Rotary base of sliding-window layers: in most families the same.
     pub rope_theta_local: f64,
     /// Elements of a head that rotate.
     pub rope_dim: usize,
@@ -45,7 +51,7 @@ pub struct Config {
     pub rope_style: RopeStyle,
     /// Sliding window in tokens, if any layer has one.
     pub window: Option<usize>,
-    /// Which layers slide.
+    /// Which layers slide, if there is a window.
     pub slides: Vec<bool>,
     /// Factor on attention scores.
     pub attention_scale: f32,
@@ -93,6 +99,37 @@ impl Keys<'_> {
         }
     }
 
+    /// A cap, or `default` where the source has no such key at all; null and 0 mean none.
+    fn cap(&self, name: &str, default: Option<f64>) -> Result<Option<f32>> {
+        let cap = if self.lacks(name, name) { default } else { self.f64_opt(name, name)? };
+        match cap.filter(|&c| c != 0.0) {
+            Some(c) if !(c.is_finite() && c > 0.0) => {
+                Err(setting(self.name(name, name), format!("{c}: want a positive number")))
+            }
+            cap => Ok(cap.map(|c| c as f32)),
+        }
+    }
+
+    fn flag(&self, gguf: &str, json: &str) -> Result<Option<bool>> {
+        match self {
+            Keys::Gguf(m, prefix) => Ok(m.bool_opt(&format!("{prefix}.{gguf}"))?),
+            Keys::Json(v) => match v.get(json) {
+                None | Some(Value::Null) => Ok(None),
+                Some(v) => {
+                    v.as_bool().map(Some).ok_or_else(|| setting(json, format!("want a bool, found {v}")))
+                }
+            },
+        }
+    }
+
+    /// The source has no such key: in config.json null is a value, which means none.
+    fn lacks(&self, gguf: &str, json: &str) -> bool {
+        match self {
+            Keys::Gguf(m, prefix) => !m.contains(&format!("{prefix}.{gguf}")),
+            Keys::Json(v) => v.get(json).is_none(),
+        }
+    }
+
     fn name(&self, gguf: &str, json: &str) -> String {
         match self {
             Keys::Gguf(_, prefix) => format!("{prefix}.{gguf}"),
@@ -119,8 +156,7 @@ impl Config {
             Source::Gguf(m) => (Keys::Gguf(m, m.str("general.architecture")?.to_string()), Style::Gguf),
             Source::SafeTensors { config, .. } => (Keys::Json(config), Style::HuggingFace),
         };
-        let gemma = family.name.starts_with("gemma");
-        let names = Names { style, sandwich: gemma };
+        let names = Names { style, sandwich: family.sandwich };
         let hidden = keys.usize("embedding_length", "hidden_size")?;
         let layers = keys.usize("block_count", "num_hidden_layers")?;
         if layers > checkpoint.tensors().len() {
@@ -163,21 +199,40 @@ impl Config {
         }
         let (theta, theta_local, scaling) = match &keys {
             Keys::Gguf(m, prefix) => {
-                let theta = keys.f64_opt("rope.freq_base", "")?.unwrap_or(10000.0);
-                let local = keys.f64_opt("rope.freq_base_swa", "")?.unwrap_or(10000.0);
+                let theta = keys.f64_opt("rope.freq_base", "")?;
+                let local = keys.f64_opt("rope.freq_base_swa", "")?;
                 (theta, local, Scaling::from_gguf(m, prefix, checkpoint)?)
             }
-            Keys::Json(config) => rope_of_json(config)?,
+            Keys::Json(config) => rope::of_json(config, family)?,
         };
-        let sliding = keys.usize_opt("attention.sliding_window", "sliding_window")?.filter(|&w| w > 0);
-        let slides = slides(&keys, layers, gemma)?;
-        let window = sliding.filter(|_| slides.iter().any(|&s| s));
-        let scalar = keys.f64_opt("attention.query_pre_attn_scalar", "query_pre_attn_scalar")?;
-        // The largest Gemma 3 scales by hidden / heads; its GGUF files do not say so.
-        let scalar = match (&keys, gemma && layers == 62) {
-            (Keys::Gguf(..), true) => (hidden / heads) as f64,
-            _ => scalar.unwrap_or(head_dim as f64),
+        let base = |theta: f64, gguf: &str| {
+            if theta.is_finite() && theta > 1.0 {
+                Ok(theta)
+            } else {
+                let what = format!("{theta}: want a rotary base above 1");
+                Err(setting(keys.name(gguf, "rope_theta"), what))
+            }
         };
+        let theta = base(theta.unwrap_or(family.rope_theta), "rope.freq_base")?;
+        let theta_local = match family.rope_theta_local {
+            Some(default) => base(theta_local.unwrap_or(default), "rope.freq_base_swa")?,
+            None => theta,
+        };
+        if keys.flag("attention.causal", "is_causal")? == Some(false)
+            || keys.flag("", "use_bidirectional_attention")? == Some(true)
+        {
+            let key = keys.name("attention.causal", "use_bidirectional_attention");
+            return Err(setting(key, "attention to later tokens (an embedding model) is not supported"));
+        }
+        let (window, slides) = window(&keys, layers, family)?;
+        let scalar = match &keys {
+            Keys::Gguf(..) if family.scaled_by_width == Some(layers) => (hidden / heads) as f64,
+            Keys::Gguf(..) => head_dim as f64,
+            Keys::Json(_) => keys.f64_opt("", "query_pre_attn_scalar")?.unwrap_or(head_dim as f64),
+        };
+        if !(scalar.is_finite() && scalar > 0.0) {
+            return Err(setting("query_pre_attn_scalar", format!("{scalar}: want a positive number")));
+        }
         Ok(Self {
             family: family.name,
             vocabulary: embedding.shape.first().copied().unwrap_or(0),
@@ -187,6 +242,7 @@ impl Config {
             kv_heads,
             head_dim,
             ffn: keys.usize("feed_forward_length", "intermediate_size")?,
+            activation: activation(&keys, family)?,
             eps: eps as f32,
             context,
             rope_theta: theta,
@@ -200,55 +256,68 @@ impl Config {
             window,
             slides,
             attention_scale: (1.0 / scalar.sqrt()) as f32,
-            attention_softcap: keys
-                .f64_opt("attn_logit_softcapping", "attn_logit_softcapping")?
-                .map(|c| c as f32),
-            final_softcap: keys
-                .f64_opt("final_logit_softcapping", "final_logit_softcapping")?
-                .map(|c| c as f32),
-            norm_offset: if gemma && style == Style::HuggingFace { 1.0 } else { 0.0 },
+            attention_softcap: keys.cap("attn_logit_softcapping", family.attention_softcap)?,
+            final_softcap: keys.cap("final_logit_softcapping", family.final_softcap)?,
+            norm_offset: if family.norm_offset && style == Style::HuggingFace { 1.0 } else { 0.0 },
             names,
         })
     }
 }
 
-/// Which layers slide: named one by one, by a pattern of which every last layer is global, or from a layer on.
-fn slides(keys: &Keys<'_>, layers: usize, gemma: bool) -> Result<Vec<bool>> {
-    if let Keys::Json(config) = keys {
-        if let Some(types) = config.get("layer_types").and_then(|t| t.as_array()) {
+/// The gate's function. Gemma's first files say gelu and mean its tanh form.
+fn activation(keys: &Keys<'_>, family: &Family) -> Result<Activation> {
+    let Keys::Json(config) = keys else { return Ok(family.activation) };
+    let named = |key: &'static str| config.get(key).filter(|v| !v.is_null()).map(|v| (key, v));
+    match named("hidden_activation").or(named("hidden_act")) {
+        None => Ok(family.activation),
+        Some((key, v)) => match v.as_str() {
+            Some("silu" | "swish") => Ok(Activation::Silu),
+            Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
+            Some("gelu") if family.activation == Activation::GeluTanh => Ok(Activation::GeluTanh),
+            Some("gelu") => Ok(Activation::GeluErf),
+            _ => Err(setting(key, format!("{v}: known are silu, gelu, gelu_pytorch_tanh"))),
+        },
+    }
+}
+
+/// The window, if any layer has one, and which layers slide: listed one by one, or as the family has it.
+fn window(keys: &Keys<'_>, layers: usize, family: &Family) -> Result<(Option<usize>, Vec<bool>)> {
+    let (gguf, json) = ("attention.sliding_window", "sliding_window");
+    let window = match keys.usize_opt(gguf, json)?.filter(|&w| w > 0) {
+        None if keys.lacks(gguf, json) && family.sliding != Sliding::Unless => Some(WINDOW),
+        window => window,
+    };
+    let json = matches!(keys, Keys::Json(_));
+    let listed = match keys {
+        Keys::Json(config) => config.get("layer_types").and_then(Value::as_array),
+        Keys::Gguf(..) => None,
+    };
+    let slides: Vec<bool> = match (family.sliding, listed) {
+        (Sliding::Unless, _) => vec![!json; layers],
+        (Sliding::All, _) => vec![true; layers],
+        (Sliding::From, _) if keys.flag("use_sliding_window", "use_sliding_window")? != Some(true) => {
+            vec![false; layers]
+        }
+        (_, Some(types)) => {
             if types.len() != layers {
                 return Err(setting("layer_types", format!("{} entries for {layers} layers", types.len())));
             }
-            return Ok(types.iter().map(|t| t == "sliding_attention").collect());
+            let slides = types.iter().map(|t| match t.as_str() {
+                Some("sliding_attention") => Ok(true),
+                Some("full_attention") => Ok(false),
+                _ => Err(setting("layer_types", format!("{t}: known are full_attention, sliding_attention"))),
+            });
+            slides.collect::<Result<_>>()?
         }
-        if config.get("use_sliding_window").and_then(Value::as_bool).unwrap_or(false) {
-            let from = keys.usize_opt("", "max_window_layers")?.unwrap_or(layers);
-            return Ok((0..layers).map(|l| l >= from).collect());
+        (Sliding::From, None) => {
+            let from = keys.usize_opt("", "max_window_layers")?.unwrap_or(28);
+            (0..layers).map(|l| l >= from).collect()
         }
-    }
-    if !gemma {
-        return Ok(vec![false; layers]);
-    }
-    let pattern = keys.usize_opt("attention.sliding_window_pattern", "sliding_window_pattern")?.unwrap_or(6);
-    Ok((0..layers).map(|l| pattern != 0 && (l + 1) % pattern != 0).collect())
-}
-
-/// Bases and scaling of config.json: `rope_parameters` (flat, or one entry per layer type), or `rope_theta`,
-/// `rope_local_base_freq` and `rope_scaling`.
-fn rope_of_json(config: &Value) -> Result<(f64, f64, Scaling)> {
-    let number = |v: &Value, key: &str| v.get(key).and_then(Value::as_f64);
-    let null = Value::Null;
-    let parameters = config.get("rope_parameters").unwrap_or(&null);
-    let global = parameters.get("full_attention").unwrap_or(parameters);
-    let local = parameters.get("sliding_attention").unwrap_or(parameters);
-    let theta = number(global, "rope_theta").or(number(config, "rope_theta")).unwrap_or(10000.0);
-    let theta_local =
-        number(config, "rope_local_base_freq").or(number(local, "rope_theta")).unwrap_or(10000.0);
-    let scaling = match (global, config.get("rope_scaling")) {
-        (Value::Object(_), _) => global,
-        (_, Some(scaling)) => scaling,
-        _ => &null,
+        (Sliding::AllBut(every), None) => {
+            let key = ("attention.sliding_window_pattern", "sliding_window_pattern");
+            let every = keys.usize_opt(key.0, key.1)?.unwrap_or(every);
+            (0..layers).map(|l| every != 0 && (l + 1) % every != 0).collect()
+        }
     };
-    let context = number(config, "max_position_embeddings").unwrap_or(0.0);
-    Ok((theta, theta_local, Scaling::from_json(scaling, context)?))
+    Ok((window.filter(|_| slides.contains(&true)), slides))
 }

@@ -5,14 +5,17 @@
 
 pub mod blocks;
 pub mod config;
+pub mod gemma;
+pub mod gemma2;
 pub mod gemma3;
 pub mod llama;
+pub mod mistral;
 pub mod names;
 pub mod qwen2;
 pub mod qwen3;
 pub mod rope;
 
-use ingle_graph::Graph;
+use ingle_graph::{Activation, Graph};
 use ingle_tensor::{Checkpoint, Source};
 
 pub use blocks::Blocks;
@@ -48,52 +51,146 @@ pub enum Error {
 /// Result of the models crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A row of the registry.
+/// Which layers of a family have a sliding window, where the file does not list them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sliding {
+    /// None by config.json; all if a GGUF file names a window.
+    Unless,
+    /// All, if there is a window.
+    All,
+    /// Those from `max_window_layers` on, if `use_sliding_window` says so. GGUF files have no word for it.
+    From,
+    /// All but every so manieth.
+    AllBut(usize),
+}
+
+/// A row of the registry: a family's names, and what its files leave unsaid.
 #[derive(Debug)]
 pub struct Family {
     /// Name for people.
     pub name: &'static str,
-    /// `general.architecture` of GGUF files.
+    /// `general.architecture` of GGUF files. Where two families share one, the first row reads the file.
     pub gguf: &'static [&'static str],
     /// `model_type` of config.json.
     pub model_types: &'static [&'static str],
-    /// Whether GGUF files of this family keep the interleaved rotary layout.
-    pub gguf_interleaved_rope: bool,
     /// Declares the model.
     pub build: fn(&mut Blocks<'_>),
+    /// Whether GGUF files of this family keep the interleaved rotary layout.
+    pub gguf_interleaved_rope: bool,
+    /// Whether a norm follows attention and another the feed-forward layer.
+    pub sandwich: bool,
+    /// Whether Hugging Face files store norm weights as offsets from one.
+    pub norm_offset: bool,
+    /// Function of the feed-forward gate where the file names none.
+    pub activation: Activation,
+    /// Which layers slide.
+    pub sliding: Sliding,
+    /// Rotary base where the file names none.
+    pub rope_theta: f64,
+    /// The same for sliding layers, in families where they have a base of their own.
+    pub rope_theta_local: Option<f64>,
+    /// Cap of attention scores where the file has no such key.
+    pub attention_softcap: Option<f64>,
+    /// Cap of the logits where the file has no such key.
+    pub final_softcap: Option<f64>,
+    /// Layers of the family's size whose queries are scaled by hidden / heads: GGUF files do not say so.
+    pub scaled_by_width: Option<usize>,
 }
+
+/// What most families have in common: the Llama layout.
+const LLAMA: Family = Family {
+    name: "llama",
+    gguf: &["llama"],
+    model_types: &["llama"],
+    build: llama::build,
+    gguf_interleaved_rope: true,
+    sandwich: false,
+    norm_offset: false,
+    activation: Activation::Silu,
+    sliding: Sliding::Unless,
+    rope_theta: 10_000.0,
+    rope_theta_local: None,
+    attention_softcap: None,
+    final_softcap: None,
+    scaled_by_width: None,
+};
+
+/// What Gemmas have in common.
+const GEMMA: Family = Family {
+    name: "gemma",
+    gguf: &["gemma"],
+    model_types: &["gemma"],
+    build: gemma::build,
+    gguf_interleaved_rope: false,
+    norm_offset: true,
+    activation: Activation::GeluTanh,
+    ..LLAMA
+};
 
 /// Every family: adding one is a file and a row.
 pub const FAMILIES: &[Family] = &[
+    LLAMA,
     Family {
-        name: "llama",
-        gguf: &["llama"],
-        model_types: &["llama"],
-        gguf_interleaved_rope: true,
-        build: llama::build,
+        name: "mistral",
+        model_types: &["mistral"],
+        build: mistral::build,
+        sliding: Sliding::All,
+        ..LLAMA
     },
     Family {
         name: "qwen2",
         gguf: &["qwen2"],
         model_types: &["qwen2"],
-        gguf_interleaved_rope: false,
         build: qwen2::build,
+        gguf_interleaved_rope: false,
+        sliding: Sliding::From,
+        ..LLAMA
     },
     Family {
         name: "qwen3",
         gguf: &["qwen3"],
         model_types: &["qwen3"],
-        gguf_interleaved_rope: false,
         build: qwen3::build,
+        gguf_interleaved_rope: false,
+        sliding: Sliding::From,
+        ..LLAMA
+    },
+    GEMMA,
+    Family {
+        name: "gemma2",
+        gguf: &["gemma2"],
+        model_types: &["gemma2"],
+        build: gemma2::build,
+        sandwich: true,
+        sliding: Sliding::AllBut(2),
+        attention_softcap: Some(50.0),
+        final_softcap: Some(30.0),
+        scaled_by_width: Some(46),
+        ..GEMMA
     },
     Family {
         name: "gemma3",
         gguf: &["gemma3"],
         model_types: &["gemma3_text"],
-        gguf_interleaved_rope: false,
         build: gemma3::build,
+        sandwich: true,
+        sliding: Sliding::AllBut(6),
+        rope_theta: 1_000_000.0,
+        rope_theta_local: Some(10_000.0),
+        scaled_by_width: Some(62),
+        ..GEMMA
     },
 ];
+
+/// Whether a reference made from architecture `arch` (`gemma3_text`, `llama_yarn`) can be of a model of `family`: the
+/// longest family name that begins it decides, and Mistral's GGUF files say that they are llama.
+pub fn answers_to(family: &str, arch: &str) -> bool {
+    let named = FAMILIES.iter().filter(|f| arch.starts_with(f.name)).max_by_key(|f| f.name.len());
+    named.is_some_and(|named| {
+        let shares = |f: &Family| f.name == family && f.gguf.iter().any(|g| named.gguf.contains(g));
+        FAMILIES.iter().any(shares)
+    })
+}
 
 /// A model: its settings and its graph.
 #[derive(Clone, Debug)]

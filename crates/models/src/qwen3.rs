@@ -5,5 +5,6 @@ use crate::llama;
 
 /// Declares the model.
 pub fn build(m: &mut Blocks<'_>) {
-    llama::pre_norm(m, true);
+    let x = m.embed(1.0);
+    llama::pre_norm(m, x, true);
 }

@@ -6,7 +6,7 @@ use std::f64::consts::PI;
 use ingle_tensor::{Checkpoint, gguf::Metadata, quant};
 use serde_json::Value;
 
-use crate::{Error, Result};
+use crate::{Error, Family, Result};
 
 /// How frequencies were stretched to longer contexts.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,8 +48,56 @@ pub enum Scaling {
     Divisors(Vec<f32>),
 }
 
-fn setting(key: &str, what: String) -> Error {
-    Error::Setting { key: key.into(), what }
+fn setting(key: &str, what: impl Into<String>) -> Error {
+    Error::Setting { key: key.into(), what: what.into() }
+}
+
+/// A number of config.json; null is none.
+fn number(v: &Value, key: &str) -> Result<Option<f64>> {
+    match v.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(v) => v.as_f64().map(Some).ok_or_else(|| setting(key, format!("want a number, found {v}"))),
+    }
+}
+
+/// YaRN's factor on cos and sin for contexts `factor` times as long.
+fn yarn_scale(factor: f64, weight: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 }
+}
+
+/// Bases of config.json (of all layers or the global ones, then of sliding ones) and scaling: `rope_parameters`, flat or
+/// with one entry per layer type, or the older `rope_theta`, `rope_local_base_freq` and `rope_scaling`. A base is `None`
+/// where the file names none.
+///
+/// # Errors
+/// See [`Scaling::from_json`]; sliding layers whose settings differ in more than the family knows of.
+pub fn of_json(config: &Value, family: &Family) -> Result<(Option<f64>, Option<f64>, Scaling)> {
+    let object = |v: &'_ Value, key: &str| v.get(key).filter(|v| v.is_object()).cloned();
+    let parameters = object(config, "rope_parameters");
+    let by_type = |kind: &str| parameters.as_ref().and_then(|p| object(p, kind));
+    let (global, local) = (by_type("full_attention"), by_type("sliding_attention"));
+    let nested = global.is_some() || local.is_some();
+    let null = Value::Null;
+    let global = global.or(parameters.clone().filter(|_| !nested));
+    let local = local.as_ref().unwrap_or(&null);
+    let of_global = global.as_ref().unwrap_or(&null);
+    let theta = number(of_global, "rope_theta")?.or(number(config, "rope_theta")?);
+    let theta_local = number(local, "rope_theta")?.or(number(config, "rope_local_base_freq")?);
+    let context = number(config, "max_position_embeddings")?.unwrap_or(0.0);
+    let scaling = global.as_ref().or(config.get("rope_scaling")).unwrap_or(&null);
+    let scaling = Scaling::from_json(scaling, context)?;
+    let of_local = Scaling::from_json(local, context)?;
+    let differs = match family.rope_theta_local {
+        Some(_) => of_local != Scaling::None,
+        None => local.is_object() && (theta_local != theta || of_local != scaling),
+    };
+    if differs {
+        return Err(setting(
+            "sliding_attention",
+            format!("{local}: rope settings this family does not have"),
+        ));
+    }
+    Ok((theta, theta_local, scaling))
 }
 
 fn positive(key: &str, value: f64) -> Result<f64> {
@@ -74,13 +122,14 @@ impl Scaling {
             }
             quant::decode_row(info.dtype, checkpoint.data(info), &mut divisors);
             if divisors.iter().any(|d| !(d.is_finite() && *d > 0.0)) {
-                return Err(setting("rope_freqs.weight", "holds a divisor that is not positive".into()));
+                return Err(setting("rope_freqs.weight", "holds a divisor that is not positive"));
             }
             return Ok(Scaling::Divisors(divisors));
         }
         let key = |k: &str| format!("{prefix}.rope.scaling.{k}");
         let number = |k: &str| -> Result<Option<f64>> { Ok(m.f32_opt(&key(k))?.map(f64::from)) };
-        let factor = number("factor")?;
+        // The older key of linear scaling.
+        let factor = number("factor")?.or(m.f32_opt(&format!("{prefix}.rope.scale_linear"))?.map(f64::from));
         match m.str_opt(&key("type"))?.unwrap_or(if factor.is_some() { "linear" } else { "none" }) {
             "none" => Ok(Scaling::None),
             "linear" => match factor {
@@ -100,9 +149,12 @@ impl Scaling {
                             f64::from(m.u32(&format!("{prefix}.context_length"))?) / factor,
                         )?,
                     },
-                    beta_fast: number("yarn_beta_fast")?.unwrap_or(32.0),
-                    beta_slow: number("yarn_beta_slow")?.unwrap_or(1.0),
-                    attention: None,
+                    beta_fast: positive(&key("yarn_beta_fast"), number("yarn_beta_fast")?.unwrap_or(32.0))?,
+                    beta_slow: positive(&key("yarn_beta_slow"), number("yarn_beta_slow")?.unwrap_or(1.0))?,
+                    attention: match number("yarn_attn_factor")? {
+                        None => None,
+                        Some(f) => Some(positive(&key("yarn_attn_factor"), f)?),
+                    },
                     truncate: true,
                 })
             }
@@ -116,34 +168,52 @@ impl Scaling {
     /// # Errors
     /// An unknown type or a missing number, by its key.
     pub fn from_json(v: &Value, context: f64) -> Result<Self> {
-        let number = |k: &str| v.get(k).and_then(Value::as_f64);
-        let want = |k: &str| {
-            number(k)
-                .ok_or_else(|| setting(k, "is missing from the rope settings".into()))
-                .and_then(|n| positive(k, n))
+        let number = |k: &str| match number(v, k)? {
+            None => Ok(None),
+            Some(n) => positive(k, n).map(Some),
         };
-        let kind = v.get("rope_type").or(v.get("type")).and_then(Value::as_str).unwrap_or("default");
-        let original = || {
-            number("original_max_position_embeddings")
-                .map_or(Ok(context), |n| positive("original_max_position_embeddings", n))
+        let want = |k: &str| number(k)?.ok_or_else(|| setting(k, "is missing from the rope settings"));
+        let original = || Ok::<_, Error>(number("original_max_position_embeddings")?.unwrap_or(context));
+        let kind = match ["rope_type", "type"].iter().find_map(|k| v.get(k).filter(|v| !v.is_null())) {
+            Some(kind) => {
+                kind.as_str().ok_or_else(|| setting("rope_type", format!("{kind}: want a name")))?
+            }
+            None if v.get("factor").is_some_and(|f| !f.is_null()) => {
+                return Err(setting("rope_type", "is missing, but there is a factor"));
+            }
+            None => "default",
         };
         match kind {
             "default" | "mrope" => Ok(Scaling::None),
             "linear" => Ok(Scaling::Linear { factor: want("factor")? }),
-            "yarn" => Ok(Scaling::Yarn {
-                factor: want("factor")?,
-                original: original()?,
-                beta_fast: number("beta_fast").unwrap_or(32.0),
-                beta_slow: number("beta_slow").unwrap_or(1.0),
-                attention: number("attention_factor"),
-                truncate: v.get("truncate").and_then(Value::as_bool).unwrap_or(true),
-            }),
-            "llama3" => Ok(Scaling::Llama3 {
-                factor: want("factor")?,
-                low: want("low_freq_factor")?,
-                high: want("high_freq_factor")?,
-                original: original()?,
-            }),
+            "yarn" => {
+                let original = positive("original_max_position_embeddings", original()?)?;
+                let factor = number("factor")?.unwrap_or(context / original);
+                Ok(Scaling::Yarn {
+                    factor: positive("factor", factor)?,
+                    original,
+                    beta_fast: number("beta_fast")?.unwrap_or(32.0),
+                    beta_slow: number("beta_slow")?.unwrap_or(1.0),
+                    attention: match (
+                        number("attention_factor")?,
+                        number("mscale")?,
+                        number("mscale_all_dim")?,
+                    ) {
+                        (None, Some(m), Some(all)) => Some(yarn_scale(factor, m) / yarn_scale(factor, all)),
+                        (attention, ..) => attention,
+                    },
+                    truncate: v.get("truncate").and_then(Value::as_bool).unwrap_or(true),
+                })
+            }
+            "llama3" => {
+                let (low, high) = (want("low_freq_factor")?, want("high_freq_factor")?);
+                if low >= high {
+                    let what = format!("{high}: want more than low_freq_factor, {low}");
+                    return Err(setting("high_freq_factor", what));
+                }
+                let original = positive("original_max_position_embeddings", original()?)?;
+                Ok(Scaling::Llama3 { factor: want("factor")?, low, high, original })
+            }
             other => Err(setting("rope_type", format!("{other:?}: known are default, linear, yarn, llama3"))),
         }
     }
@@ -199,9 +269,7 @@ impl Scaling {
                     let divided = 1.0 / (*factor as f32 * power(i));
                     divided * (1.0 - keep) + plain[i] * keep
                 });
-                let scale =
-                    attention.unwrap_or_else(|| if *factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 });
-                (scaled.collect(), scale as f32)
+                (scaled.collect(), attention.unwrap_or_else(|| yarn_scale(*factor, 1.0)) as f32)
             }
         })
     }

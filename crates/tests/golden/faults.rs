@@ -1,5 +1,5 @@
-//! Planted faults that arm (a) of `verify` must catch: a norm epsilon ten times too large, one tensor 5% too large, and
-//! rotary frequencies 2% too low.
+//! Planted faults that arm (a) of `verify` must catch: a norm epsilon ten times too large, one tensor 5% too large,
+//! rotary frequencies 2% too low, a window off by one, a cap left out.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,15 +38,16 @@ fn scale(file: &mut [u8], name: &str, factor: f32) {
 
 #[test]
 fn arm_a_catches_planted_faults() {
-    for model in ["llama_tied_bias", "qwen2", "gemma3_text"] {
+    for model in ["llama_tied_bias", "mistral", "qwen2", "qwen2_swa", "gemma", "gemma2", "gemma3_text"] {
         assert!(arm_a_passes(model, |_, _| ()), "{model}: the copy itself");
         let epsilon = |config: &mut Value, _: &mut Vec<u8>| {
             let eps = config["rms_norm_eps"].as_f64().expect("a number");
             config["rms_norm_eps"] = json!(eps * 10.0);
         };
         assert!(!arm_a_passes(model, epsilon), "{model}: epsilon x10");
-        // Gemma normalizes what its matrices write, which cancels a factor; not so the norm of its query heads.
+        // Gemma 2 and 3 normalize what their matrices write, which cancels a factor; not so what makes their scores.
         let tensor = match model {
+            "gemma2" => "model.layers.1.self_attn.q_proj.weight",
             "gemma3_text" => "model.layers.1.self_attn.q_norm.weight",
             _ => "model.layers.1.mlp.down_proj.weight",
         };
@@ -70,5 +71,21 @@ fn arm_a_catches_planted_faults() {
             }
         };
         assert!(!arm_a_passes(model, rope), "{model}: frequencies x0.98");
+        // What only some families have: window, caps, scale of the queries.
+        let path = fixture(&format!("models/{model}/config.json"));
+        let config: Value =
+            serde_json::from_slice(&std::fs::read(path).expect("a fixture")).expect("a fixture");
+        let has = |key: &str| config.get(key).is_some_and(Value::is_number);
+        for (key, to) in [
+            ("sliding_window", json!(7)),
+            ("sliding_window", json!(9)),
+            ("sliding_window", json!(null)),
+            ("attn_logit_softcapping", json!(null)),
+            ("final_logit_softcapping", json!(null)),
+            ("query_pre_attn_scalar", json!(25)),
+        ] {
+            let fault = |config: &mut Value, _: &mut Vec<u8>| config[key] = to.clone();
+            assert!(!has(key) || !arm_a_passes(model, fault), "{model}: {key} {to}");
+        }
     }
 }

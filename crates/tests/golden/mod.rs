@@ -3,6 +3,7 @@
 
 mod contract;
 mod engine;
+mod families;
 mod faults;
 mod plans;
 mod verify;
@@ -37,10 +38,16 @@ pub fn runner(path: &str, backend: Box<dyn Backend>, options: PlanOptions, seque
 pub const MODELS: &[&str] = &[
     "models/llama",
     "models/llama_tied_bias",
+    "models/mistral",
     "models/qwen2",
+    "models/qwen2_swa",
+    "models/gemma",
+    "models/gemma2",
     "models/gemma3_text",
     "gguf/llama-s1/model-legacy.gguf",
     "gguf/llama_yarn-s1/model-q8_0.gguf",
     "gguf/qwen3-s1-wide/model-q4_k_m.gguf",
+    "gguf/gemma-s1/model-q8_0.gguf",
+    "gguf/gemma2-s1/model-q8_0.gguf",
     "gguf/gemma3_text-s1/model-q8_0.gguf",
 ];

@@ -135,7 +135,12 @@ fn fused_equals_unfused() {
 /// A program split over two devices runs copies between its segments and gives the same bits.
 #[test]
 fn split_over_devices_equals_whole() {
-    for path in ["models/llama", "gguf/llama-s1/model-legacy.gguf", "gguf/gemma3_text-s1/model-q8_0.gguf"] {
+    for path in [
+        "models/llama",
+        "gguf/llama-s1/model-legacy.gguf",
+        "gguf/gemma2-s1/model-q8_0.gguf",
+        "gguf/gemma3_text-s1/model-q8_0.gguf",
+    ] {
         let want = logits(&mut runner(path, Box::new(Interpreter::new()), PlanOptions::default(), 1));
         for first in [vec![0, 1], vec![0, 1, 2], vec![0, 2]] {
             let options =

@@ -1,6 +1,7 @@
 //! `verify` on every fixture, on the path the machine would choose.
 
 use ingle_engine::verify::{Report, against};
+use ingle_models::Model;
 use serde_json::{Value, json};
 
 use super::{checkpoint, fixture};
@@ -19,16 +20,41 @@ fn check(model: &str, reference: &str) {
     assert!(arms.contains('a') && arms.contains('b') && (arms.contains('c') || arms.contains('d')), "{arms}");
 }
 
+/// Every folder of fixtures/models.
+const FOLDERS: [&str; 11] = [
+    "llama",
+    "llama_linear_rope",
+    "llama_yarn",
+    "llama_tied_bias",
+    "mistral",
+    "qwen2",
+    "qwen2_swa",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+];
+
 #[test]
 fn safetensors_folders() {
-    for name in
-        ["llama", "llama_linear_rope", "llama_yarn", "llama_tied_bias", "qwen2", "qwen3", "gemma3_text"]
-    {
+    for name in FOLDERS {
         let reference = format!("models/{name}/reference.json");
         check(&format!("models/{name}"), &reference);
         // The older keys of config.json say the same.
         check(&format!("models/{name}/config.legacy.json"), &reference);
     }
+}
+
+/// Both spellings of config.json give the same settings, and every folder is listed above.
+#[test]
+fn spellings_agree() {
+    for name in FOLDERS {
+        let settings = |path: String| Model::open(&checkpoint(&path)).expect("a fixture").config;
+        let today = settings(format!("models/{name}"));
+        assert_eq!(today, settings(format!("models/{name}/config.legacy.json")), "{name}");
+    }
+    let found = std::fs::read_dir(fixture("models")).expect("the fixtures");
+    assert_eq!(found.count(), FOLDERS.len());
 }
 
 #[test]
@@ -41,10 +67,13 @@ fn gguf_twins() {
         ("llama-s1-wide", "q4_k_m"),
         ("llama_yarn-s1", "q8_0"),
         ("llama_tied_bias-s1", "q8_0"),
+        ("mistral-s1", "q8_0"),
         ("qwen2-s1", "q8_0"),
         ("qwen3-s1", "legacy"),
         ("qwen3-s1", "q8_0"),
         ("qwen3-s1-wide", "q4_k_m"),
+        ("gemma-s1", "q8_0"),
+        ("gemma2-s1", "q8_0"),
         ("gemma3_text-s1", "q8_0"),
     ] {
         check(&format!("gguf/{folder}/model-{plan}.gguf"), &format!("gguf/{folder}/reference-{plan}.json"));
