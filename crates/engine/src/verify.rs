@@ -418,7 +418,8 @@ fn tiny(
     }
     for (layer, difference) in hidden.iter().enumerate().filter(|(_, d)| d.count > 0) {
         let (value, limit) = (difference.rms(), difference.hidden_limit());
-        let check = Check { arm, what: format!("rms of hidden state {layer}"), value, limit, at_least: false };
+        let check =
+            Check { arm, what: format!("rms of hidden state {layer}"), value, limit, at_least: false };
         if !check.passed() && report.first_layer.is_none() {
             report.first_layer = Some(format!("hidden state {layer} (the input of layer {layer})"));
         }

@@ -229,3 +229,26 @@ impl Model {
         Ok(Self { config, graph })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_references() {
+        for (family, arch, answers) in [
+            ("llama", "llama", true),
+            ("llama", "llama_yarn", true),
+            ("llama", "mistral", true),
+            ("mistral", "mistral", true),
+            ("qwen2", "qwen2_swa", true),
+            ("gemma3", "gemma3_text", true),
+            ("gemma", "gemma3_text", false),
+            ("gemma2", "gemma", false),
+            ("qwen3", "gemma3_text", false),
+            ("llama", "unheard", false),
+        ] {
+            assert_eq!(answers_to(family, arch), answers, "{family}, {arch}");
+        }
+    }
+}

@@ -277,6 +277,8 @@ impl Scaling {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -300,5 +302,82 @@ mod tests {
         assert_eq!((scaled[0], scaled[31]), (plain[0], 1.0 / (4.0 * (1.0 / plain[31]))));
         assert!((scale - 1.1386295).abs() < 1e-6);
         assert!(Scaling::Divisors(vec![1.0; 3]).frequencies(10000.0, 64).is_err());
+    }
+
+    fn refused(v: &Value, words: &[&str]) {
+        let error = Scaling::from_json(v, 8192.0).expect_err("impossible settings").to_string();
+        assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
+    }
+
+    /// lablup/mlxcel#1355, vllm-project/vllm#7268: three regions, by either spelling of the type.
+    #[test]
+    fn mlxcel_1355_llama3_frequencies() {
+        // 1 / 500000^(i/32), divided by 32 where a wave is longer than 8192, kept where it is shorter than 2048; between,
+        // with s = (8192 / wave - 1) / 3, it is f * (s + (1 - s) / 32).
+        #[rustfmt::skip]
+        let want: [f64; 32] = [
+            1.00000000e+00, 6.63601238e-01, 4.40366603e-01, 2.92227823e-01,
+            1.93922745e-01, 1.28687373e-01, 8.53971003e-02, 5.66696214e-02,
+            3.76060309e-02, 2.49554087e-02, 1.65604401e-02, 1.09895285e-02,
+            7.29266474e-03, 4.83942135e-03, 3.21144599e-03, 1.29054793e-03,
+            4.29556797e-04, 9.70828780e-05, 1.94616382e-05, 1.29147672e-05,
+            8.57025549e-06, 5.68723215e-06, 3.77405429e-06, 2.50446710e-06,
+            1.66196747e-06, 1.10288367e-06, 7.31874968e-07, 4.85673134e-07,
+            3.22293293e-07, 2.13874228e-07, 1.41927203e-07, 9.41830673e-08,
+        ];
+        for key in ["rope_type", "type"] {
+            let v = json!({
+                key: "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192
+            });
+            let scaling = Scaling::from_json(&v, 131_072.0).unwrap();
+            let (got, scale) = scaling.frequencies(500_000.0, 64).unwrap();
+            assert_eq!(scale, 1.0);
+            for (i, (got, want)) in got.iter().zip(want).enumerate() {
+                assert!(
+                    (f64::from(*got) / want - 1.0).abs() < 1e-6,
+                    "{key}, frequency {i}: {got}, want {want}"
+                );
+            }
+            let (plain, _) = Scaling::None.frequencies(500_000.0, 64).unwrap();
+            let count = |f: fn(f32, f32) -> bool| got.iter().zip(&plain).filter(|(a, b)| f(**a, **b)).count();
+            assert_eq!((count(|a, b| a == b), count(|a, b| a == b / 32.0)), (15, 14));
+        }
+        let bad = |key: &str, value: Value| {
+            let mut v = json!({
+                "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            });
+            v[key] = value;
+            refused(&v, &[key]);
+        };
+        bad("factor", Value::Null);
+        bad("factor", json!("32"));
+        bad("factor", json!(0));
+        bad("low_freq_factor", json!(-1));
+        bad("high_freq_factor", json!(1));
+        bad("original_max_position_embeddings", json!(0));
+        refused(&json!({"rope_type": "lama3", "factor": 2.0}), &["rope_type", "lama3"]);
+        refused(&json!({"rope_type": 3, "factor": 2.0}), &["rope_type", "3"]);
+        refused(&json!({"factor": 2.0}), &["rope_type", "missing"]);
+        assert_eq!(Scaling::from_json(&Value::Null, 8192.0).unwrap(), Scaling::None);
+    }
+
+    /// ml-explore/mlx-lm#1507, huggingface/transformers#33129: an explicit attention factor replaces the formula.
+    #[test]
+    fn mlx_lm_1507_explicit_yarn_attention_factor() {
+        let scale = |more: Value| {
+            let mut v = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096});
+            v.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            Scaling::from_json(&v, 16384.0).unwrap().frequencies(10000.0, 64).unwrap().1
+        };
+        assert_eq!(scale(json!({})), 1.138_629_4);
+        assert_eq!(scale(json!({"attention_factor": null})), 1.138_629_4);
+        assert_eq!(scale(json!({"attention_factor": 1.0})), 1.0);
+        assert_eq!(scale(json!({"attention_factor": 0.5, "mscale": 2.0, "mscale_all_dim": 1.0})), 0.5);
+        assert_eq!(scale(json!({"mscale": 1.0, "mscale_all_dim": 1.0})), 1.0);
+        assert_eq!(scale(json!({"mscale": 2.0, "mscale_all_dim": 1.0})), (1.277_258_9 / 1.138_629_4) as f32);
+        assert_eq!(scale(json!({"factor": null})), 1.138_629_4, "the ratio of the contexts");
+        refused(&json!({"rope_type": "yarn", "factor": 4.0, "attention_factor": "1"}), &["attention_factor"]);
+        refused(&json!({"rope_type": "longrope", "short_factor": [1.0]}), &["rope_type", "longrope"]);
     }
 }

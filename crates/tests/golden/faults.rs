@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ingle_engine::verify::against;
-use ingle_graph::reference::Interpreter;
 use ingle_tensor::Checkpoint;
 use serde_json::{Value, json};
 
 use super::fixture;
+use crate::cpu;
 
 /// Copies a folder, lets `fault` change its config and its tensors' bytes, and says whether arm (a) passes.
 fn arm_a_passes(model: &str, fault: impl Fn(&mut Value, &mut Vec<u8>)) -> bool {
@@ -21,7 +21,7 @@ fn arm_a_passes(model: &str, fault: impl Fn(&mut Value, &mut Vec<u8>)) -> bool {
     std::fs::write(to.path().join("config.json"), config.to_string()).expect("room");
     std::fs::write(to.path().join("model.safetensors"), tensors).expect("room");
     let checkpoint = Arc::new(Checkpoint::open(Path::new(to.path())).expect("a fixture"));
-    let report = against(&checkpoint, &from.join("reference.json"), &mut || Ok(Box::new(Interpreter::new())));
+    let report = against(&checkpoint, &from.join("reference.json"), &mut || Ok(cpu(2, None)));
     report.expect("a fixture").checks.iter().filter(|c| c.arm == 'a').all(|c| c.passed())
 }
 
