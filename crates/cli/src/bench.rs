@@ -33,7 +33,12 @@ pub fn bench(flags: &Bench) -> Result<()> {
     let path = session::resolve(flags.model.model.as_ref())?;
     let start = Instant::now();
     let checkpoint = Arc::new(Checkpoint::open(&path)?);
-    let options = PlanOptions { numerics: flags.numerics, kv: flags.kv, ..PlanOptions::default() };
+    let options = PlanOptions {
+        numerics: flags.numerics,
+        kv: flags.kv,
+        activations: flags.activations,
+        ..PlanOptions::default()
+    };
     let context = tests.iter().map(Test::context).max().unwrap_or(2);
     let sequences = tests.iter().map(|t| t.batch).max().unwrap_or(1);
     let backend = session::backend(&flags.device);

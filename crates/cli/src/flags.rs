@@ -9,7 +9,7 @@ use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use ingle_engine::sampler::{MAX_LOGPROBS, Params, Settings};
-use ingle_graph::{KvType, Numerics};
+use ingle_graph::{Activations, KvType, Numerics};
 
 use crate::error::{Error, Result};
 use crate::source::Spec;
@@ -141,6 +141,9 @@ pub struct PlanFlags {
     /// Type of cached keys and values: f16, f32, bf16 or q8_0
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     pub kv: KvType,
+    /// How activations enter products with quantized weights: int8 (two digits where one is too coarse), int16, f32
+    #[arg(long, value_name = "TYPE", default_value_t)]
+    pub activations: Activations,
     /// Longest conversation in tokens; the default is the model's own, but at most 8192
     #[arg(short, long, value_name = "CONTEXT", value_parser = parse_context)]
     pub context: Option<usize>,
@@ -313,6 +316,9 @@ pub struct Bench {
     /// Type of cached keys and values: f16, f32, bf16 or q8_0
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     pub kv: KvType,
+    /// How activations enter products with quantized weights: int8 (two digits where one is too coarse), int16, f32
+    #[arg(long, value_name = "TYPE", default_value_t)]
+    pub activations: Activations,
     #[command(flatten)]
     pub device: DeviceFlags,
 }

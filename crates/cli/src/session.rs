@@ -67,7 +67,12 @@ pub fn cpu(flags: &DeviceFlags) -> ingle_graph::Result<Box<dyn Backend>> {
 
 /// The options of every program.
 pub fn plan_options(flags: &PlanFlags) -> PlanOptions {
-    PlanOptions { numerics: flags.numerics, kv: flags.kv, ..PlanOptions::default() }
+    PlanOptions {
+        numerics: flags.numerics,
+        kv: flags.kv,
+        activations: flags.activations,
+        ..PlanOptions::default()
+    }
 }
 
 /// Tokens of context: those asked for, else the model's own up to a limit.

@@ -269,30 +269,24 @@ pub enum Op {
 }
 
 /// Outputs of an op whose result may be wanted as f32, quantized, or both: first the f32 value if `f32`, then one
-/// quantized value for each unit, ascending.
+/// quantized value for each element type products want.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Emit {
     /// The f32 result is an output.
     pub f32: bool,
-    /// Units of the quantized outputs, ascending.
-    pub units: Vec<usize>,
-    /// int8 digits per element: 1, or 2 for int16 activations.
-    pub digits: usize,
+    /// Element types of the quantized outputs, ascending by unit and digits.
+    pub quantized: Vec<Elem>,
 }
 
 impl Emit {
     /// Only the f32 result.
     pub fn plain() -> Self {
-        Self { f32: true, units: Vec::new(), digits: 1 }
+        Self { f32: true, quantized: Vec::new() }
     }
 
     /// Element types in output order.
     pub fn elems(&self) -> Vec<Elem> {
-        let quantized = self.units.iter().map(|&unit| match self.digits {
-            1 => Elem::Int8 { unit },
-            _ => Elem::Int16 { unit },
-        });
-        self.f32.then_some(Elem::F32).into_iter().chain(quantized).collect()
+        self.f32.then_some(Elem::F32).into_iter().chain(self.quantized.iter().copied()).collect()
     }
 }
 

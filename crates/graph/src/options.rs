@@ -30,10 +30,11 @@ impl fmt::Display for FloatArithmetic {
 /// How activations enter a product with quantized weights.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Activations {
-    /// One int8 digit per element.
+    /// One int8 digit per element; two where one was measured to be too coarse: the inputs of query, key and value
+    /// products whose weights have units of 256 columns (`docs/numerics.md`).
     #[default]
     Int8,
-    /// Two int8 digits per element.
+    /// Two int8 digits per element everywhere.
     Int16,
     /// Not quantized: weights are dequantized and `f32x32` is used.
     F32,

@@ -65,8 +65,10 @@ fn types(graph: &Graph, node: &Node) -> std::result::Result<(), String> {
         let elems = emit.elems();
         elems.len() == output.len()
             && !elems.is_empty()
-            && emit.units.is_sorted_by(|a, b| a < b)
-            && emit.units.iter().all(|u| matches!(u, 32 | 256) && input[0].cols.is_multiple_of(*u))
+            && emit.quantized.is_sorted_by(|a, b| a.digits() < b.digits())
+            && emit.quantized.iter().all(|e| {
+                e.digits().is_some_and(|(u, _)| matches!(u, 32 | 256) && input[0].cols.is_multiple_of(u))
+            })
             && elems.iter().zip(&output).all(|(&elem, o)| *o == ValueType { elem, ..input[0] })
     };
     let same = output.len() == 1 && input.iter().chain(&output).all(|t| Some(t) == input.first());

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use ingle_engine::batch::{self, Part};
 use ingle_graph::options::{FloatArithmetic, Placement};
 use ingle_graph::reference::Interpreter;
-use ingle_graph::{Activations, Bucket, Inputs, KvType, Numerics, PlanKey, PlanOptions, dump, passes};
+use ingle_graph::{Activations, Bucket, Inputs, KvType, Numerics, Op, PlanKey, PlanOptions, dump, passes};
 use ingle_models::Model;
 
 use super::{MODELS, checkpoint, runner};
@@ -151,4 +151,28 @@ fn split_over_devices_equals_whole() {
             assert!(logits(&mut split) == want, "{path}: split at {first:?}");
         }
     }
+}
+
+/// Which inputs of quantized products have two digits: those of query, key and value whose weights have units of 256.
+#[test]
+fn activation_digits_follow_the_table() {
+    let (mut one, mut two) = (0, 0);
+    for path in ["gguf/qwen3-s1-wide/model-q4_k_m.gguf", "gguf/llama-s1/model-q8_0.gguf"] {
+        let model = Model::open(&checkpoint(path)).expect("a fixture");
+        let key = PlanKey { bucket: Bucket::holding(1, 1, 1), options: PlanOptions::default() };
+        let graph = passes::optimize(&model.graph, &key).expect("compiles");
+        for node in &graph.nodes {
+            let Op::Linear { parts, .. } = &node.op else { continue };
+            for part in parts {
+                let weight = graph.weight(part.weight);
+                let Some((unit, digits)) = graph.ty(node.inputs[part.input]).elem.digits() else { continue };
+                assert_eq!(Some(unit), weight.unit(), "{path}: {}", weight.name);
+                let coarse = ["attn_q.", "attn_k.", "attn_v."].iter().any(|kind| weight.name.contains(kind));
+                let want = if unit == 256 && coarse { 2 } else { 1 };
+                assert_eq!(digits, want, "{path}: {} ({})", weight.name, weight.dtype);
+                *(if digits == 2 { &mut two } else { &mut one }) += 1;
+            }
+        }
+    }
+    assert!(one > 0 && two > 0, "{one} products with one digit and {two} with two");
 }

@@ -1,15 +1,19 @@
 //! Repository automation: `cargo run -p xtask -- tidy`.
 
+mod gate;
 mod tidy;
 
 use std::process::ExitCode;
 
-const USAGE: &str =
-    "usage: cargo run -p xtask -- tidy    check what the compiler does not: crate edges, marks, sizes";
+const USAGE: &str = "usage: cargo run --release -p xtask -- COMMAND
+  tidy                    check what the compiler does not: crate edges, marks, sizes
+  gate TEXT MODEL.gguf... what int8 activations cost beside what quantized weights cost (docs/numerics.md)";
 
 fn main() -> ExitCode {
-    match std::env::args().nth(1).as_deref() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.first().map(String::as_str) {
         Some("tidy") => tidy::run(),
+        Some("gate") => gate::run(&arguments[1..]),
         Some("--help" | "-h") => {
             println!("{USAGE}");
             ExitCode::SUCCESS

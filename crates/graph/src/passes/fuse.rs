@@ -1,15 +1,13 @@
 //! Quantization made explicit, then neighbours made one: each fusion behind its own gate, all with the same bits.
 
 use crate::builder::Graph;
-use crate::op::{Emit, LinearPart, Node, Op, ValueId, ValueType};
+use crate::op::{Elem, Emit, LinearPart, Node, Op, ValueId, ValueType};
 use crate::options::{Activations, PlanOptions};
 
 /// Inserts the quantizations integer products need, then fuses what the options allow.
 pub fn run(graph: &mut Graph, options: &PlanOptions) {
-    match options.activations {
-        Activations::Int8 => insert_quantize(graph, 1),
-        Activations::Int16 => insert_quantize(graph, 2),
-        Activations::F32 => {}
+    if options.activations != Activations::F32 {
+        insert_quantize(graph, options.activations);
     }
     if options.fuse_quantize {
         emit_quantized(graph);
@@ -23,23 +21,41 @@ pub fn run(graph: &mut Graph, options: &PlanOptions) {
     }
 }
 
-/// Before the first product that wants a value quantized: one `quantize` node with every unit that value is wanted in.
-fn insert_quantize(graph: &mut Graph, digits: usize) {
-    let mut units: Vec<Vec<usize>> = vec![Vec::new(); graph.values.len()];
+/// Products whose inputs take two digits even with int8 activations, where one scale covers [`WIDE`] columns: the part
+/// of their names that tells their kind. What the activation gate found too coarse with one digit (`docs/numerics.md`).
+const TWO_DIGITS: &[&str] = &["attn_q", "attn_k", "attn_v"];
+
+/// Unit from which [`TWO_DIGITS`] holds.
+const WIDE: usize = 256;
+
+/// Element type of the input of a quantized product, from its format's unit and its kind.
+fn element(node: &str, unit: usize, activations: Activations) -> Elem {
+    let kind = node.rsplit('.').next().unwrap_or(node);
+    match activations {
+        Activations::Int8 if !(unit == WIDE && TWO_DIGITS.contains(&kind)) => Elem::Int8 { unit },
+        _ => Elem::Int16 { unit },
+    }
+}
+
+/// Before the first product that wants a value quantized: one `quantize` node with every element type that value is
+/// wanted in.
+fn insert_quantize(graph: &mut Graph, activations: Activations) {
+    let mut elements: Vec<Vec<Elem>> = vec![Vec::new(); graph.values.len()];
     for node in &graph.nodes {
         if let Op::Linear { parts, .. } = &node.op {
             for part in parts {
                 if let Some(unit) = graph.weight(part.weight).unit() {
-                    units[node.inputs[part.input].0 as usize].push(unit);
+                    let element = element(&node.name, unit, activations);
+                    elements[node.inputs[part.input].0 as usize].push(element);
                 }
             }
         }
     }
-    for u in &mut units {
-        u.sort_unstable();
-        u.dedup();
+    for e in &mut elements {
+        e.sort_unstable_by_key(|e| e.digits());
+        e.dedup();
     }
-    let mut quantized: Vec<Option<Vec<ValueId>>> = vec![None; units.len()];
+    let mut quantized: Vec<Option<Vec<ValueId>>> = vec![None; elements.len()];
     for mut node in std::mem::take(&mut graph.nodes) {
         if let Op::Linear { parts, residual } = &mut node.op {
             let tail: Vec<_> = if *residual { node.inputs.pop().into_iter().collect() } else { Vec::new() };
@@ -49,9 +65,9 @@ fn insert_quantize(graph: &mut Graph, digits: usize) {
                 let value = match graph.weights[part.weight.0 as usize].unit() {
                     None => source,
                     Some(unit) => {
-                        let wanted = &units[source.0 as usize];
+                        let wanted = &elements[source.0 as usize];
                         let made = quantized[source.0 as usize].get_or_insert_with(|| {
-                            let emit = Emit { f32: false, units: wanted.clone(), digits };
+                            let emit = Emit { f32: false, quantized: wanted.clone() };
                             let ty = graph.values[source.0 as usize];
                             let outputs: Vec<_> = emit
                                 .elems()
@@ -71,7 +87,8 @@ fn insert_quantize(graph: &mut Graph, digits: usize) {
                             });
                             outputs
                         });
-                        made[wanted.iter().position(|&u| u == unit).expect("unit was collected above")]
+                        let element = element(&node.name, unit, activations);
+                        made[wanted.iter().position(|&e| e == element).expect("it was collected above")]
                     }
                 };
                 part.input = inputs.iter().position(|&v| v == value).unwrap_or_else(|| {
