@@ -547,3 +547,36 @@ fn transformers_33129_unknown_scalings_are_refused() {
         refused(&rekeyed(path, &[], set), &["llama.rope.scaling.type", kind]);
     }
 }
+
+/// ml-explore/mlx-lm#1507, in GGUF: an explicit YaRN attention factor replaces the formula. The older key of linear
+/// scaling counts, and a scaling of sliding layers alone is refused where the family has none.
+#[test]
+fn mlx_lm_1507_explicit_yarn_attention_factor_of_gguf() {
+    let table = |c: &Checkpoint| Model::open(c).expect("a model").graph.ropes[0].clone();
+    let path = "gguf/llama_yarn-s1/model-q8_0.gguf";
+    assert_eq!(table(&checkpoint(path)).scale, 0.1 * 4f32.ln() + 1.0);
+    let key = "llama.rope.scaling.yarn_attn_factor";
+    let explicit = |factor: f32| rekeyed(path, &[key], |w| w.set(key, &factor).expect("a fresh key"));
+    assert_eq!(table(&explicit(1.0)).scale, 1.0);
+    refused(&explicit(0.0), &[key]);
+
+    let path = "gguf/mistral-s1/model-q8_0.gguf";
+    let plain = table(&checkpoint(path)).inv_freq;
+    let linear = rekeyed(path, &[], |w| w.set("llama.rope.scale_linear", &4f32).expect("a fresh key"));
+    assert_eq!(table(&linear).inv_freq, plain.iter().map(|f| f / 4.0).collect::<Vec<_>>());
+
+    let local = |model: &str, local: Value| {
+        folder(model, |c| {
+            c["rope_parameters"] = json!({
+                "full_attention": {"rope_type": "default", "rope_theta": 10000.0}, "sliding_attention": local
+            });
+        })
+    };
+    let same = json!({"rope_type": "default", "rope_theta": 10000.0});
+    assert_eq!(table(&local("gemma2", same)).inv_freq, table(&checkpoint("models/gemma2")).inv_freq);
+    let other = json!({"rope_type": "default", "rope_theta": 20000.0});
+    refused(&local("gemma2", other.clone()), &["sliding_attention"]);
+    assert!(Model::open(&local("gemma3_text", other)).is_ok());
+    let scaled = json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0});
+    refused(&local("gemma3_text", scaled), &["sliding_attention"]);
+}
