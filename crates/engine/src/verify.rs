@@ -113,7 +113,8 @@ impl Difference {
     /// Limit of a hidden state's rms: that of logits, whose standard deviation is 5, and the same share of a state that
     /// is larger. (Gemma's last state has an rms of 20; its reference is itself 3.2e-5 from the values in f64.)
     fn hidden_limit(&self) -> f64 {
-        3e-5 * (self.reference / self.count.max(1) as f64 / 25.0).sqrt().max(1.0)
+        let share = (self.reference / self.count.max(1) as f64).sqrt() / 5.0;
+        (30.0 * share.max(1.0)).round() / 1e6
     }
 }
 
