@@ -137,8 +137,9 @@ fn json(path: &Path) -> Result<Option<Json>> {
 mod tests {
     use super::*;
 
+    /// ggml-org/llama.cpp#5628, mudler/vllm.cpp#2077, huggingface/transformers.js#1662.
     #[test]
-    fn templates_are_found_where_folders_keep_them() {
+    fn llama_cpp_5628_templates_are_found_where_folders_keep_them() {
         let write = |files: &[(&str, &str)]| {
             let dir = tempfile::tempdir().unwrap();
             files.iter().for_each(|(name, text)| fs::write(dir.path().join(name), text).unwrap());

@@ -140,9 +140,10 @@ mod tests {
     use super::*;
     use crate::text::tokenizer::testing;
 
-    /// (tokens, pieces they come out in, then what `finish` gives after `+`). Tokens are bytes; `<s>` is special.
+    /// antonellof/ferrox#124, kekzl/imp#1310, huggingface/tokenizers#1141, drumih/turbo-fieldfare#118: (tokens, pieces they
+    /// come out in, then what `finish` gives after `+`). Tokens are bytes; `<s>` is special.
     #[test]
-    fn characters_come_out_whole() {
+    fn tokenizers_1141_characters_come_out_whole() {
         let family = "👩\u{200d}👩";
         for (tokens, want) in [
             (vec![&b"a"[..], b"b"], "a|b|+"),

@@ -1,8 +1,8 @@
 //! Tokenizers: text to token ids, and the bytes of each token.
 //!
-//! From a GGUF file's metadata they are built here: byte-level BPE and SentencePiece BPE, small and quick to load. A
-//! `tokenizer.json` is run by the `tokenizers` crate. WordPiece and unigram vocabularies of GGUF files are refused by
-//! name; they will be further variants of `Model`.
+//! From a GGUF file's metadata they are built here: byte-level BPE, SentencePiece BPE and WordPiece, small and quick to
+//! load; so is the SentencePiece BPE of a `tokenizer.model`, and a `tokenizer.json` of a plain kind. Any other
+//! `tokenizer.json` is run by the `tokenizers` crate. Unigram vocabularies are refused by name.
 
 mod added;
 mod bpe;
@@ -11,10 +11,14 @@ mod folder;
 mod gguf;
 mod library;
 mod merge;
+mod plain;
+mod sentencepiece;
 mod split;
 mod spm;
 mod vocabulary;
+mod wordpiece;
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use thiserror::Error;
@@ -27,6 +31,7 @@ use library::Library;
 use merge::Scratch;
 use spm::SentencePieces;
 use vocabulary::{Kind, Vocabulary};
+use wordpiece::WordPieces;
 
 /// Why a tokenizer did not load or a text did not encode.
 #[derive(Debug, Error)]
@@ -115,6 +120,7 @@ pub enum Specials {
 enum Model {
     BytePairs(BytePairs),
     SentencePieces(SentencePieces),
+    WordPieces(WordPieces),
     Library(Box<Library>),
 }
 
@@ -183,7 +189,12 @@ impl Tokenizer {
         eog.sort_unstable();
         eog.dedup();
         Tokenizer {
-            guard: Guard::new(added.iter().filter(|token| token.special).map(|token| token.text.clone())),
+            guard: Guard::new(
+                added
+                    .iter()
+                    .filter(|token| token.special)
+                    .flat_map(|token| [token.text.clone(), library::written(&token.text)]),
+            ),
             model: parts.model,
             vocabulary: parts.vocabulary,
             added,
@@ -220,7 +231,10 @@ impl Tokenizer {
     /// As [`Tokenizer::encode`].
     pub fn encode_chat(&self, rendered: &Rendered) -> Result<Vec<u32>, TokenizerError> {
         let (text, disarmed) = unmark(rendered.marked());
-        let ids = self.encode_armed(&text, |at| disarmed.binary_search(&at).is_err())?;
+        let ids = self.encode_armed(&text, |place| {
+            let first = disarmed.partition_point(|&at| at < place.start);
+            disarmed.get(first).is_none_or(|&at| at >= place.end)
+        })?;
         Ok(if ids.starts_with(&self.prefix) { ids } else { [&self.prefix[..], &ids].concat() })
     }
 
@@ -229,7 +243,11 @@ impl Tokenizer {
         self.bos.is_some_and(|bos| ids.starts_with(&[bos, bos]))
     }
 
-    fn encode_armed(&self, text: &str, armed: impl Fn(usize) -> bool) -> Result<Vec<u32>, TokenizerError> {
+    fn encode_armed(
+        &self,
+        text: &str,
+        armed: impl Fn(Range<usize>) -> bool,
+    ) -> Result<Vec<u32>, TokenizerError> {
         let limit = u32::MAX as usize / 2;
         if text.len() > limit {
             return Err(TokenizerError::TooLong { bytes: text.len(), limit });
@@ -237,28 +255,39 @@ impl Tokenizer {
         let vocabulary = &self.vocabulary;
         match &self.model {
             Model::Library(library) => library.encode(text, armed),
-            Model::BytePairs(model) => Ok(self.encode_between(text, armed, |part, scratch, ids| {
+            Model::BytePairs(model) => Ok(self.encode_between(text, armed, |part, _, scratch, ids| {
                 model.encode(vocabulary, part, scratch, ids);
             })),
-            Model::SentencePieces(model) => Ok(self.encode_between(text, armed, |part, scratch, ids| {
+            Model::SentencePieces(model) => {
+                Ok(self.encode_between(text, armed, |part, is_start, scratch, ids| {
+                    model.encode(vocabulary, part, is_start, scratch, ids);
+                }))
+            }
+            Model::WordPieces(model) => Ok(self.encode_between(text, armed, |part, _, scratch, ids| {
                 model.encode(vocabulary, part, scratch, ids);
             })),
         }
     }
 
-    /// Splits `text` at its added tokens and encodes what lies between.
+    /// Splits `text` at its added tokens and encodes what lies between. `encode` is told whether the whole text starts
+    /// with its part, which is empty where an added token that is no control token comes first.
     fn encode_between(
         &self,
         text: &str,
-        armed: impl Fn(usize) -> bool,
-        encode: impl Fn(&str, &mut Scratch, &mut Vec<u32>),
+        armed: impl Fn(Range<usize>) -> bool,
+        encode: impl Fn(&str, bool, &mut Scratch, &mut Vec<u32>),
     ) -> Vec<u32> {
         let mut ids = Vec::with_capacity(text.len() / 3);
         let mut scratch = Scratch::default();
-        for piece in self.added.split(text, armed) {
+        for (index, piece) in self.added.split(text, |place, _| armed(place)).into_iter().enumerate() {
             match piece.token {
-                Some(id) => ids.push(id),
-                None => encode(&text[piece.range], &mut scratch, &mut ids),
+                None => encode(&text[piece.range], index == 0, &mut scratch, &mut ids),
+                Some(id) => {
+                    if index == 0 && self.vocabulary.kind(id) == Kind::Added {
+                        encode("", true, &mut scratch, &mut ids);
+                    }
+                    ids.push(id);
+                }
             }
         }
         ids
@@ -331,6 +360,7 @@ fn byte_token(text: &str) -> Option<u8> {
 pub(super) mod testing {
     //! Small vocabularies for tests.
 
+    use super::spm::SpacePrefix;
     use super::*;
 
     /// A vocabulary of just these tokens, as bytes, and their ids; `<s>` is special.
@@ -341,7 +371,7 @@ pub(super) mod testing {
             vocabulary.push(kind, |out| out.extend_from_slice(token));
         }
         let tokenizer = Tokenizer::from_parts(Parts {
-            model: Model::SentencePieces(SentencePieces::new(&vocabulary, &[], None, strips_space)),
+            model: Model::SentencePieces(SentencePieces::new(&vocabulary, &[], None, SpacePrefix::Never)),
             vocabulary,
             added: Vec::new(),
             prefix: Vec::new(),

@@ -67,9 +67,9 @@ impl AddedTokens {
         self.tokens.is_empty()
     }
 
-    /// Splits `text` at its added tokens: leftmost first, and of those the longest. A special token is taken only at
-    /// offsets for which `armed` holds.
-    pub(super) fn split(&self, text: &str, armed: impl Fn(usize) -> bool) -> Vec<Piece> {
+    /// Splits `text` at its added tokens: leftmost first, and of those the longest. A special token is taken only where
+    /// `armed` holds for its place and id.
+    pub(super) fn split(&self, text: &str, armed: impl Fn(Range<usize>, u32) -> bool) -> Vec<Piece> {
         let mut pieces = Vec::new();
         let (mut done, mut at) = (0, 0);
         while at < text.len() {
@@ -100,7 +100,7 @@ impl AddedTokens {
         &self,
         text: &str,
         at: usize,
-        armed: impl Fn(usize) -> bool,
+        armed: impl Fn(Range<usize>, u32) -> bool,
     ) -> Option<(&AddedToken, usize)> {
         let first = text.as_bytes()[at];
         let mut lengths = &self.lengths.get(usize::from(first))?[..];
@@ -115,7 +115,7 @@ impl AddedTokens {
             let is_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
             let inside_word = token.single_word
                 && (is_word(text[..at].chars().next_back()) || is_word(text[end..].chars().next()));
-            (!inside_word && (!token.special || armed(at))).then_some((token, end))
+            (!inside_word && (!token.special || armed(at..end, token.id))).then_some((token, end))
         })
     }
 }
@@ -157,13 +157,13 @@ mod tests {
             ("éaé", "8|a|8"),
         ] {
             let parts: Vec<String> = set
-                .split(text, |_| true)
+                .split(text, |_, _| true)
                 .into_iter()
                 .map(|piece| piece.token.map_or_else(|| text[piece.range].to_owned(), |id| id.to_string()))
                 .collect();
             assert_eq!(parts.join("|"), want, "{text:?}");
         }
-        let disarmed = set.split("<s><sp><s>", |at| at != 0);
+        let disarmed = set.split("<s><sp><s>", |at, _| at.start != 0);
         assert_eq!(disarmed.iter().map(|piece| piece.token).collect::<Vec<_>>(), [None, Some(1), Some(0)]);
     }
 }

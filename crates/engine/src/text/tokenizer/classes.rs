@@ -13,10 +13,25 @@ pub(super) const MARK: u8 = 4;
 /// `\s`
 pub(super) const SPACE: u8 = 8;
 
+/// `\p{P}`
+pub(super) const PUNCTUATION: u8 = 16;
+/// `\p{Mn}`
+pub(super) const NONSPACING: u8 = 32;
+/// `[\p{Cc}\p{Cf}\p{Co}]`: control and format characters, private use.
+pub(super) const OTHER: u8 = 64;
+
 /// One byte of flags per code point.
 static FLAGS: LazyLock<Box<[u8]>> = LazyLock::new(|| {
     let mut flags = vec![0; char::MAX as usize + 1].into_boxed_slice();
-    for (pattern, flag) in [(r"\p{L}", LETTER), (r"\p{N}", NUMBER), (r"\p{M}", MARK), (r"\s", SPACE)] {
+    for (pattern, flag) in [
+        (r"\p{L}", LETTER),
+        (r"\p{N}", NUMBER),
+        (r"\p{M}", MARK),
+        (r"\s", SPACE),
+        (r"\p{P}", PUNCTUATION),
+        (r"\p{Mn}", NONSPACING),
+        (r"[\p{Cc}\p{Cf}\p{Co}]", OTHER),
+    ] {
         let class = regex_syntax::parse(pattern).map(|hir| hir.into_kind());
         let Ok(HirKind::Class(Class::Unicode(class))) = class else { continue };
         for range in class.ranges() {

@@ -1,59 +1,79 @@
-//! A tokenizer from a model folder: `tokenizer.json` and the small files beside it.
+//! A tokenizer from a model folder: `tokenizer.json` or `tokenizer.model`, and the small files beside it.
 
 use std::fs;
 use std::path::Path;
 
 use serde_json::Value as Json;
 
+use super::gguf::added_tokens;
 use super::library::{Library, Loaded};
-use super::{Model, Parts, Tokenizer, TokenizerError};
+use super::{Model, Parts, Tokenizer, TokenizerError, sentencepiece};
 
 impl Tokenizer {
-    /// The tokenizer of a model folder. `tokenizer.json` must be there; `tokenizer_config.json`,
-    /// `generation_config.json` and `config.json` name the begin and end tokens where they are there.
+    /// The tokenizer of a model folder: `tokenizer.json`, or where there is none SentencePiece's `tokenizer.model`.
+    /// `tokenizer_config.json`, `generation_config.json` and `config.json` name the begin and end tokens where they are
+    /// there.
     ///
     /// # Errors
     /// A file that is missing, damaged, or uses a decoder that is not supported.
     pub fn from_dir(folder: &Path) -> Result<Tokenizer, TokenizerError> {
-        let path = folder.join("tokenizer.json");
-        if !path.exists() && folder.join("tokenizer.model").exists() {
-            let name = "tokenizer.model without tokenizer.json".to_owned();
-            return Err(TokenizerError::Unsupported { what: "tokenizer file", name });
-        }
-        let bytes = fs::read(&path).map_err(|source| TokenizerError::File { path: path.clone(), source })?;
-        let Loaded { library, vocabulary, added, prefix, suffix, strips_space } =
-            Library::load(&bytes, &path)?;
-
+        let (json, model) = (folder.join("tokenizer.json"), folder.join("tokenizer.model"));
         let config = read_json(&folder.join("tokenizer_config.json"))?;
+        let is_sentence_piece = !json.exists() && model.exists();
+        let path = if is_sentence_piece { model } else { json };
+        let bytes = fs::read(&path).map_err(|source| TokenizerError::File { path: path.clone(), source })?;
+        let mut parts =
+            if is_sentence_piece { sentence_piece(&bytes, &path, &config)? } else { library(&bytes, &path)? };
+
         let named = |field: &str| {
             // A string, or an object with the flags of an added token.
             let token = &config[field];
             let text = token.as_str().or_else(|| token["content"].as_str())?;
-            added.iter().find(|token| token.text == text).map(|token| token.id)
+            parts.added.iter().find(|token| token.text == text).map(|token| token.id)
         };
         let generation = read_json(&folder.join("generation_config.json"))?;
-        let model = read_json(&folder.join("config.json"))?;
-        let (bos, eos) = (named("bos_token"), named("eos_token"));
+        let settings = read_json(&folder.join("config.json"))?;
         let ids = |field: &str| {
-            let lists = [&generation[field], &model[field], &model["text_config"][field]];
+            let lists = [&generation[field], &settings[field], &settings["text_config"][field]];
             lists
                 .into_iter()
                 .flat_map(ids_in)
-                .filter(|&id| (id as usize) < vocabulary.len())
+                .filter(|&id| (id as usize) < parts.vocabulary.len())
                 .collect::<Vec<_>>()
         };
-        Ok(Tokenizer::from_parts(Parts {
-            bos: bos.or_else(|| ids("bos_token_id").first().copied()),
-            eos: eos.or_else(|| ids("eos_token_id").first().copied()),
-            ends: ids("eos_token_id"),
-            model: Model::Library(Box::new(library)),
-            vocabulary,
-            added,
-            prefix,
-            suffix,
-            strips_space,
-        }))
+        let first = |field: &str| ids(field).first().copied();
+        let bos = named("bos_token").or_else(|| first("bos_token_id")).or(parts.bos);
+        let eos = named("eos_token").or_else(|| first("eos_token_id")).or(parts.eos);
+        let ends = ids("eos_token_id");
+        (parts.bos, parts.eos, parts.ends) = (bos, eos, ends);
+        Ok(Tokenizer::from_parts(parts))
     }
+}
+
+/// What a `tokenizer.json` says; it names no begin and end tokens.
+fn library(bytes: &[u8], path: &Path) -> Result<Parts, TokenizerError> {
+    let Loaded { library, plain, vocabulary, added, prefix, suffix, strips_space } =
+        Library::load(bytes, path)?;
+    let model = plain.unwrap_or_else(|| Model::Library(Box::new(library)));
+    let (bos, eos, ends) = (None, None, Vec::new());
+    Ok(Parts { model, vocabulary, added, prefix, suffix, bos, eos, ends, strips_space })
+}
+
+/// What a `tokenizer.model` says. A prompt begins with the begin token unless `config` says otherwise.
+fn sentence_piece(bytes: &[u8], path: &Path, config: &Json) -> Result<Parts, TokenizerError> {
+    let sentencepiece::Loaded { model, vocabulary, bos, eos, strips_space } =
+        sentencepiece::load(bytes, path)?;
+    Ok(Parts {
+        added: added_tokens(&vocabulary, |_| false),
+        prefix: bos.filter(|_| config["add_bos_token"] != false).into_iter().collect(),
+        suffix: eos.filter(|_| config["add_eos_token"] == true).into_iter().collect(),
+        bos,
+        eos,
+        ends: Vec::new(),
+        model: Model::SentencePieces(model),
+        vocabulary,
+        strips_space,
+    })
 }
 
 /// One id or a list of them.

@@ -5,8 +5,9 @@ use ingle_tensor::gguf::Metadata;
 use super::added::AddedToken;
 use super::bpe::{BytePairs, from_byte_alphabet};
 use super::split::Family;
-use super::spm::{SPACE, SentencePieces};
+use super::spm::{SPACE, SentencePieces, SpacePrefix};
 use super::vocabulary::{Kind, Vocabulary};
+use super::wordpiece::WordPieces;
 use super::{Model, Parts, Tokenizer, TokenizerError, byte_token};
 
 // Values of `tokenizer.ggml.token_type`; 1 and 5 (unused) are text.
@@ -18,7 +19,7 @@ const BYTE: i32 = 6;
 impl Tokenizer {
     /// The tokenizer that a GGUF file describes.
     ///
-    /// Byte-level BPE (`gpt2`) and SentencePiece BPE (`llama`) are known. For byte-level BPE the key
+    /// Byte-level BPE (`gpt2`), SentencePiece BPE (`llama`) and WordPiece (`bert`) are known. For byte-level BPE the key
     /// `tokenizer.ggml.add_space_prefix` is not read: converters write it for vocabularies that do not use it.
     ///
     /// # Errors
@@ -28,6 +29,7 @@ impl Tokenizer {
         match metadata.str("tokenizer.ggml.model")? {
             "gpt2" => byte_level(metadata),
             "llama" => sentence_piece(metadata),
+            "bert" => word_piece(metadata),
             other => {
                 Err(TokenizerError::Unsupported { what: "tokenizer.ggml.model", name: other.to_owned() })
             }
@@ -66,8 +68,18 @@ fn sentence_piece(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
     let (tokens, types) = tokens(metadata)?;
     let scores = metadata.f32s("tokenizer.ggml.scores")?;
     same_length("tokenizer.ggml.scores", scores.len(), tokens.len())?;
+    let vocabulary = pieces(&tokens, &types);
+    let space_prefix = metadata.bool_opt("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    let unknown = token_id(metadata, "unknown", tokens.len())?;
+    let prefix = if space_prefix { SpacePrefix::Parts } else { SpacePrefix::Never };
+    let model = Model::SentencePieces(SentencePieces::new(&vocabulary, &scores, unknown, prefix));
+    finish(metadata, model, vocabulary, true, space_prefix)
+}
+
+/// The vocabulary of SentencePiece's pieces, whose types GGUF shares.
+pub(super) fn pieces(tokens: &[&str], types: &[i32]) -> Vocabulary {
     let mut vocabulary = Vocabulary::with_capacity(tokens.len());
-    for (id, (token, &kind)) in tokens.iter().zip(&types).enumerate() {
+    for (id, (token, &kind)) in tokens.iter().zip(types).enumerate() {
         match (kind_of(kind), byte_token(token)) {
             (Kind::Byte, Some(byte)) => vocabulary.push(Kind::Byte, |out| out.push(byte)),
             (Kind::Special, _) => {
@@ -85,10 +97,41 @@ fn sentence_piece(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
             }
         }
     }
-    let space_prefix = metadata.bool_opt("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
-    let unknown = token_id(metadata, "unknown", tokens.len())?;
-    let model = Model::SentencePieces(SentencePieces::new(&vocabulary, &scores, unknown, space_prefix));
-    finish(metadata, model, vocabulary, true, space_prefix)
+    vocabulary
+}
+
+/// A vocabulary without the flags that its own tokenizer has: text is put in lower case without accents, as all of this
+/// kind are run that GGUF files hold. A text is framed by `[CLS]` and `[SEP]`, unless the file says otherwise.
+fn word_piece(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
+    let (tokens, types) = tokens(metadata)?;
+    let mut vocabulary = Vocabulary::with_capacity(tokens.len());
+    for (id, (token, &kind)) in tokens.iter().zip(&types).enumerate() {
+        match kind_of(kind) {
+            Kind::Text | Kind::Byte => {
+                vocabulary.push(Kind::Text, |out| push_spaced(token, out));
+                vocabulary.index(id as u32);
+            }
+            kind => vocabulary.push(kind, |out| out.extend_from_slice(token.as_bytes())),
+        }
+    }
+    let id = |name| token_id(metadata, name, tokens.len());
+    // The second name is misspelled in files, and in the format.
+    let (cls, sep) = (id("cls")?, id("separator")?.or(id("seperator")?));
+    let unknown = id("unknown")?;
+    let flag = |name: &str| metadata.bool_opt(&format!("tokenizer.ggml.{name}"));
+    let adds_cls = flag("add_bos_token")?.unwrap_or(true);
+    let adds_sep = flag("add_sep_token")?.or(flag("add_eos_token")?).unwrap_or(true);
+    Ok(Tokenizer::from_parts(Parts {
+        added: added_tokens(&vocabulary, |_| false),
+        prefix: id("bos")?.or(cls).filter(|_| adds_cls).into_iter().collect(),
+        suffix: sep.filter(|_| adds_sep).into_iter().collect(),
+        bos: id("bos")?.or(cls),
+        eos: id("eos")?.or(sep),
+        ends: Vec::new(),
+        model: Model::WordPieces(WordPieces::new(unknown)),
+        vocabulary,
+        strips_space: true,
+    }))
 }
 
 /// Appends a piece with spaces for SentencePiece's `▁`.
@@ -147,21 +190,8 @@ fn finish(
     // Phi-3's own tokenizer drops white space after its control tokens; the format has no field for it.
     let strips_after = metadata.str_opt("general.architecture")? == Some("phi3") && strips_space;
     let keeps_after = ["<unk>", "<s>", "<|endoftext|>"];
-    let added =
-        (0..vocabulary.len() as u32).filter(|&id| matches!(vocabulary.kind(id), Kind::Special | Kind::Added));
-    let added = added.map(|id| {
-        let text = String::from_utf8_lossy(vocabulary.bytes(id)).into_owned();
-        let rstrip = strips_after && !keeps_after.contains(&text.as_str());
-        AddedToken {
-            id,
-            special: vocabulary.kind(id) == Kind::Special,
-            rstrip,
-            text,
-            ..AddedToken::default()
-        }
-    });
     Ok(Tokenizer::from_parts(Parts {
-        added: added.collect(),
+        added: added_tokens(&vocabulary, |text| strips_after && !keeps_after.contains(&text)),
         prefix: bos.filter(|_| adds_bos).into_iter().collect(),
         suffix: eos.filter(|_| adds_eos).into_iter().collect(),
         ends: [id("eot")?, id("eom")?].into_iter().flatten().collect(),
@@ -171,4 +201,16 @@ fn finish(
         eos,
         strips_space,
     }))
+}
+
+/// The tokens that are matched in the text itself; `rstrip` says which take the white space after them.
+pub(super) fn added_tokens(vocabulary: &Vocabulary, rstrip: impl Fn(&str) -> bool) -> Vec<AddedToken> {
+    let ids =
+        (0..vocabulary.len() as u32).filter(|&id| matches!(vocabulary.kind(id), Kind::Special | Kind::Added));
+    let token = |id| {
+        let text = String::from_utf8_lossy(vocabulary.bytes(id)).into_owned();
+        let special = vocabulary.kind(id) == Kind::Special;
+        AddedToken { id, special, rstrip: rstrip(&text), text, ..AddedToken::default() }
+    };
+    ids.map(token).collect()
 }

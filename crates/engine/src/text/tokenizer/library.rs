@@ -1,6 +1,8 @@
-//! `tokenizer.json`, run by the `tokenizers` crate. Added tokens are matched here, because only the caller knows which of
-//! them the template wrote.
+//! `tokenizer.json`, read by the `tokenizers` crate. One of a plain kind is then run by this room's own models (see
+//! `plain`), which are quicker on long words; any other by the crate. Added tokens are matched here, because only the
+//! caller knows which of them the template wrote.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use serde_json::Value as Json;
@@ -11,7 +13,7 @@ use super::added::{AddedToken, AddedTokens};
 use super::bpe::from_byte_alphabet;
 use super::spm::SPACE;
 use super::vocabulary::{Kind, Vocabulary};
-use super::{TokenizerError, byte_token};
+use super::{Model, TokenizerError, byte_token, plain};
 
 /// A tokenizer of the crate, taken apart.
 #[derive(Debug)]
@@ -21,11 +23,15 @@ pub(super) struct Library {
     raw: AddedTokens,
     /// Matched in the normalized text.
     normalized: AddedTokens,
+    /// How those are written, see [`written`].
+    spellings: HashMap<u32, String>,
 }
 
 /// What a `tokenizer.json` holds.
 pub(super) struct Loaded {
     pub(super) library: Library,
+    /// The same model, if it is of a plain kind.
+    pub(super) plain: Option<Model>,
     pub(super) vocabulary: Vocabulary,
     pub(super) added: Vec<AddedToken>,
     /// Added around a text by the file's post-processor.
@@ -35,10 +41,16 @@ pub(super) struct Loaded {
 }
 
 /// How tokens spell bytes, by the file's decoder.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, PartialEq)]
 enum Spelling {
     ByteAlphabet,
-    SentencePiece { strips_space: bool },
+    SentencePiece {
+        strips_space: bool,
+    },
+    /// Pieces that go on with a word start with the prefix, the others with a space that is not written.
+    WordPiece {
+        prefix: String,
+    },
 }
 
 impl Library {
@@ -54,7 +66,7 @@ impl Library {
         let mut added: Vec<(u32, tokenizers::AddedToken)> =
             inner.get_added_tokens_decoder().iter().map(|(id, token)| (*id, token.clone())).collect();
         added.sort_by_key(|&(id, _)| id);
-        let vocabulary = vocabulary(&inner, &added, spelling).map_err(bad)?;
+        let mut vocabulary = vocabulary(&inner, &added, &spelling).map_err(bad)?;
         let token = |id, token: &tokenizers::AddedToken, text: String| AddedToken {
             id,
             text,
@@ -63,50 +75,69 @@ impl Library {
             rstrip: token.rstrip,
             single_word: token.single_word,
         };
-        let (mut raw, mut normalized) = (Vec::new(), Vec::new());
+        let (mut raw, mut normalized, mut spellings) = (Vec::new(), Vec::new(), HashMap::new());
         for (id, given) in &added {
             if given.normalized {
                 let mut text = NormalizedString::from(given.content.as_str());
                 if let Some(normalizer) = inner.get_normalizer() {
                     normalizer.normalize(&mut text).map_err(|error| bad(error.to_string()))?;
                 }
+                spellings.insert(*id, written(&given.content));
                 normalized.push(token(*id, given, text.get().to_owned()));
             } else {
                 raw.push(token(*id, given, given.content.clone()));
             }
         }
         let (prefix, suffix) = frame(&inner).map_err(|error| bad(error.to_string()))?;
+        let plain = plain::model(&file, &mut vocabulary);
         Ok(Loaded {
+            plain,
             vocabulary,
             added: added.iter().map(|(id, given)| token(*id, given, given.content.clone())).collect(),
             prefix,
             suffix,
-            strips_space: spelling == Spelling::SentencePiece { strips_space: true },
-            library: Library { inner, raw: AddedTokens::new(raw), normalized: AddedTokens::new(normalized) },
+            strips_space: match spelling {
+                Spelling::ByteAlphabet => false,
+                Spelling::SentencePiece { strips_space } => strips_space,
+                Spelling::WordPiece { .. } => true,
+            },
+            library: Library {
+                inner,
+                raw: AddedTokens::new(raw),
+                spellings,
+                normalized: AddedTokens::new(normalized),
+            },
         })
     }
 
-    /// The ids of `text`. A special token is matched only at offsets for which `armed` holds.
+    /// The ids of `text`. A special token is matched only where `armed` holds for its place; if it is matched in the
+    /// normalized text, also only where it was written as such: a template writes it so, and another spelling that
+    /// becomes the token is a user's, which nobody looked out for.
     pub(super) fn encode(
         &self,
         text: &str,
-        armed: impl Fn(usize) -> bool,
+        armed: impl Fn(std::ops::Range<usize>) -> bool,
     ) -> Result<Vec<u32>, TokenizerError> {
         let failed = |error: tokenizers::Error| TokenizerError::Encode(error.to_string());
         let mut pieces = PreTokenizedString::from(text);
-        pieces.split(|_, part| Ok(split(&self.raw, &part, &armed))).map_err(failed)?;
+        pieces.split(|_, part| Ok(split(&self.raw, &part, &|place, _| armed(place)))).map_err(failed)?;
         if let Some(normalizer) = self.inner.get_normalizer() {
             pieces.normalize(|part| normalizer.normalize(part)).map_err(failed)?;
         }
         if !self.normalized.is_empty() {
             pieces
                 .split(|_, part| {
-                    // An offset of the normalized text, taken back to the text as given.
-                    let origin = |at: usize| {
-                        let range = part.convert_offsets(Range::Normalized(at..at + 1))?;
-                        Some(part.offsets_original().0 + range.start)
+                    let first = part.offsets_original().0;
+                    let as_written = |place: std::ops::Range<usize>, id| {
+                        // A place in the normalized text, taken back to the text as given.
+                        let Some(place) = part.convert_offsets(Range::Normalized(place)) else {
+                            return false;
+                        };
+                        let place = first + place.start..first + place.end;
+                        let spelling = text.get(place.clone()).map(written);
+                        spelling.as_ref() == self.spellings.get(&id) && armed(place)
                     };
-                    Ok(split(&self.normalized, &part, &|at| origin(at).is_none_or(&armed)))
+                    Ok(split(&self.normalized, &part, &as_written))
                 })
                 .map_err(failed)?;
         }
@@ -122,7 +153,11 @@ impl Library {
 /// A part of the text, with its token where it is one.
 type Part = (NormalizedString, Option<Vec<Token>>);
 
-fn split(added: &AddedTokens, text: &NormalizedString, armed: &dyn Fn(usize) -> bool) -> Vec<Part> {
+fn split(
+    added: &AddedTokens,
+    text: &NormalizedString,
+    armed: &dyn Fn(std::ops::Range<usize>, u32) -> bool,
+) -> Vec<Part> {
     let parts = added.split(text.get(), armed).into_iter();
     parts
         .filter_map(|piece| {
@@ -134,6 +169,12 @@ fn split(added: &AddedTokens, text: &NormalizedString, armed: &dyn Fn(usize) -> 
         .collect()
 }
 
+/// How a special token is written in a text where its spelling has SentencePiece's mark for a space, or a space at an
+/// end, which a normalizer may add.
+pub(super) fn written(spelling: &str) -> String {
+    spelling.replace(SPACE, " ").trim().to_owned()
+}
+
 /// Reads the decoder for how tokens spell bytes.
 fn spelling(decoder: &Json) -> Result<Spelling, TokenizerError> {
     let kind = decoder["type"].as_str().unwrap_or("none");
@@ -141,6 +182,10 @@ fn spelling(decoder: &Json) -> Result<Spelling, TokenizerError> {
     let has = |name: &str| parts.iter().any(|part| part["type"] == name);
     match kind {
         "ByteLevel" => Ok(Spelling::ByteAlphabet),
+        // The clean-up of this decoder (no space before a full stop, and the like) is left out: it cannot be streamed.
+        "WordPiece" => {
+            Ok(Spelling::WordPiece { prefix: decoder["prefix"].as_str().unwrap_or("##").to_owned() })
+        }
         "Metaspace" => Ok(Spelling::SentencePiece { strips_space: decoder["prepend_scheme"] != "never" }),
         "Sequence" if has("ByteLevel") => Ok(Spelling::ByteAlphabet),
         "Sequence" if has("ByteFallback") || has("Metaspace") => Ok(Spelling::SentencePiece {
@@ -155,7 +200,7 @@ fn spelling(decoder: &Json) -> Result<Spelling, TokenizerError> {
 fn vocabulary(
     inner: &tokenizers::Tokenizer,
     added: &[(u32, tokenizers::AddedToken)],
-    spelling: Spelling,
+    spelling: &Spelling,
 ) -> Result<Vocabulary, String> {
     let vocab = inner.get_vocab(true);
     let tokens = vocab.values().max().map_or(0, |&largest| largest as usize + 1);
@@ -175,7 +220,11 @@ fn vocabulary(
     for (&text, kind) in texts.iter().zip(kinds) {
         match (kind, spelling) {
             (Kind::Text, Spelling::ByteAlphabet) => out.push(kind, |bytes| from_byte_alphabet(text, bytes)),
-            (Kind::Text, _) => match byte_token(text) {
+            (Kind::Text, Spelling::WordPiece { prefix }) => match text.strip_prefix(prefix) {
+                Some(rest) => out.push(kind, |bytes| bytes.extend(rest.bytes())),
+                None => out.push(kind, |bytes| bytes.extend([" ", text].concat().bytes())),
+            },
+            (Kind::Text, Spelling::SentencePiece { .. }) => match byte_token(text) {
                 Some(byte) => out.push(Kind::Byte, |bytes| bytes.push(byte)),
                 None => out.push(kind, |bytes| bytes.extend(text.replace(SPACE, " ").bytes())),
             },

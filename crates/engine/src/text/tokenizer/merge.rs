@@ -1,13 +1,15 @@
 //! Byte-pair merging: join neighbours, the pair of smallest priority first and of equal ones the leftmost, until no pair
-//! joins. O(n log n) in the length of a word, so that a long one without a split point cannot hold up a request.
+//! joins. In the length of a word this takes O(n log n) at worst and mostly O(n), so that a long one without a split point
+//! cannot hold up a request.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::hash::{BuildHasher, Hasher};
 use std::ops::Range;
 
 /// The id of a symbol that is no token.
 pub(super) const NO_TOKEN: u32 = u32::MAX;
-const NONE: usize = usize::MAX;
+const NONE: u32 = u32::MAX;
 
 /// Words of at most so many symbols are merged by looking at all pairs each time, which is quicker than a queue.
 const SHORT: usize = 32;
@@ -29,15 +31,107 @@ pub(super) trait Pairs {
     fn join(&self, left: &Symbol, right: &Symbol) -> Option<(u32, u32)>;
 }
 
-/// A pair that joins, in order of application.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// A pair that joins: where its left symbol is, how many bytes both have, the token that they make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
-    priority: u32,
-    left: usize,
-    right: usize,
-    /// Bytes of both when the candidate was made; if either has grown since, it is stale.
+    left: u32,
     len: u32,
     id: u32,
+}
+
+/// Candidates of one priority, the leftmost first. They are found from left to right, nearly always, and so need no
+/// sorting.
+#[derive(Debug, Default)]
+struct Bucket {
+    ascending: VecDeque<Candidate>,
+    others: BinaryHeap<Reverse<Candidate>>,
+}
+
+impl Bucket {
+    fn is_empty(&self) -> bool {
+        self.ascending.is_empty() && self.others.is_empty()
+    }
+
+    fn push(&mut self, candidate: Candidate) {
+        match self.ascending.back() {
+            Some(last) if last.left >= candidate.left => self.others.push(Reverse(candidate)),
+            _ => self.ascending.push_back(candidate),
+        }
+    }
+
+    fn pop(&mut self) -> Option<Candidate> {
+        match (self.ascending.front(), self.others.peek()) {
+            (Some(first), Some(Reverse(other))) if other < first => self.others.pop().map(|Reverse(c)| c),
+            (Some(_), _) => self.ascending.pop_front(),
+            (None, _) => self.others.pop().map(|Reverse(candidate)| candidate),
+        }
+    }
+}
+
+/// Candidates in order of application. A long word has few different priorities, so the queue is one of buckets.
+#[derive(Debug, Default)]
+struct Queue {
+    buckets: Vec<Bucket>,
+    /// For each priority of this word, its bucket.
+    of_priority: HashMap<u32, u32, Multiplicative>,
+    /// Priorities, with their buckets, that are not empty.
+    filled: BinaryHeap<Reverse<(u32, u32)>>,
+}
+
+impl Queue {
+    fn push(&mut self, priority: u32, candidate: Candidate) {
+        let next = self.of_priority.len() as u32;
+        let at = *self.of_priority.entry(priority).or_insert(next);
+        if at as usize == self.buckets.len() {
+            self.buckets.push(Bucket::default());
+        }
+        let bucket = &mut self.buckets[at as usize];
+        if bucket.is_empty() {
+            self.filled.push(Reverse((priority, at)));
+        }
+        bucket.push(candidate);
+    }
+
+    fn pop(&mut self) -> Option<Candidate> {
+        let &Reverse((_, at)) = self.filled.peek()?;
+        let bucket = &mut self.buckets[at as usize];
+        let candidate = bucket.pop();
+        if bucket.is_empty() {
+            self.filled.pop();
+        }
+        candidate
+    }
+
+    /// Forgets the priorities of a word whose candidates were all taken.
+    fn clear(&mut self) {
+        self.of_priority.clear();
+    }
+}
+
+/// Priorities are small numbers, all different: one multiplication spreads them.
+#[derive(Debug, Default, Clone, Copy)]
+struct Multiplicative(u64);
+
+impl BuildHasher for Multiplicative {
+    type Hasher = Multiplicative;
+
+    fn build_hasher(&self) -> Multiplicative {
+        Multiplicative(0)
+    }
+}
+
+impl Hasher for Multiplicative {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u32(u32::from(byte)));
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        self.0 = (self.0 ^ u64::from(value)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0 ^ self.0 >> 32
+    }
 }
 
 /// One word at a time; keeps its memory between words.
@@ -47,8 +141,8 @@ pub(super) struct Merger {
     /// For a short word: what each symbol and the next make.
     joins: Vec<Option<(u32, u32)>>,
     /// For a long word: where each symbol's neighbours are.
-    links: Vec<(usize, usize)>,
-    queue: BinaryHeap<Reverse<Candidate>>,
+    links: Vec<(u32, u32)>,
+    queue: Queue,
 }
 
 impl Merger {
@@ -90,39 +184,39 @@ impl Merger {
     }
 
     fn merge_long(&mut self, pairs: &impl Pairs) {
-        let count = self.symbols.len();
-        self.links.clear();
-        self.links
-            .extend((0..count).map(|at| (at.wrapping_sub(1), if at + 1 < count { at + 1 } else { NONE })));
-        for right in 1..count {
-            self.consider(right - 1, right, pairs);
-        }
-        while let Some(Reverse(Candidate { left, right, len, id, .. })) = self.queue.pop() {
-            // A symbol that was joined to its left neighbour is left with no bytes.
-            let (l, r) = (self.symbols[left], self.symbols[right]);
-            if l.len == 0 || self.links[left].1 != right || l.len + r.len != len {
+        let Merger { symbols, links, queue, .. } = self;
+        let count = symbols.len() as u32;
+        links.clear();
+        links.extend((0..count).map(|at| (at.wrapping_sub(1), if at + 1 < count { at + 1 } else { NONE })));
+        let consider = |symbols: &[Symbol], left: u32, right: u32, queue: &mut Queue| {
+            let (l, r) = (&symbols[left as usize], &symbols[right as usize]);
+            if let Some((priority, id)) = pairs.join(l, r) {
+                queue.push(priority, Candidate { left, len: l.len + r.len, id });
+            }
+        };
+        (1..count).for_each(|right| consider(symbols, right - 1, right, queue));
+        while let Some(Candidate { left, len, id }) = queue.pop() {
+            let (before, right) = links[left as usize];
+            let l = symbols[left as usize];
+            // Symbols only grow, so a pair of another length is not the one that the candidate was made of. A symbol that
+            // was joined to its left neighbour is left with no bytes.
+            if right == NONE || l.len == 0 || l.len + symbols[right as usize].len != len {
                 continue;
             }
-            (self.symbols[left].len, self.symbols[left].id) = (len, id);
-            self.symbols[right].len = 0;
-            let (before, after) = (self.links[left].0, self.links[right].1);
-            self.links[left].1 = after;
-            if after != NONE {
-                self.links[after].0 = left;
-                self.consider(left, after, pairs);
-            }
+            symbols[left as usize] = Symbol { len, id, ..l };
+            symbols[right as usize].len = 0;
+            let after = links[right as usize].1;
+            links[left as usize].1 = after;
             if before != NONE {
-                self.consider(before, left, pairs);
+                consider(symbols, before, left, queue);
+            }
+            if after != NONE {
+                links[after as usize].0 = left;
+                consider(symbols, left, after, queue);
             }
         }
-        self.symbols.retain(|symbol| symbol.len > 0);
-    }
-
-    fn consider(&mut self, left: usize, right: usize, pairs: &impl Pairs) {
-        let (l, r) = (&self.symbols[left], &self.symbols[right]);
-        if let Some((priority, id)) = pairs.join(l, r) {
-            self.queue.push(Reverse(Candidate { priority, left, right, len: l.len + r.len, id }));
-        }
+        queue.clear();
+        symbols.retain(|symbol| symbol.len > 0);
     }
 }
 

@@ -50,6 +50,28 @@ pub(super) struct Family {
     pub(super) adds_bos: bool,
 }
 
+impl Stage {
+    /// The stage that cuts out every match of `pattern`, a regular expression of a `tokenizer.json`. The patterns of the
+    /// scanners are known by their text. `None` for one that is no regular expression.
+    pub(super) fn of_pattern(pattern: &str) -> Option<Stage> {
+        let llama3 = |digits: &str| LLAMA3.replace("DIGITS", digits);
+        let scanners = [
+            (GPT2.to_owned(), Stage::Gpt2),
+            (llama3(r"\p{N}{1,3}"), Stage::Llama3 { digits: 3, marks: false }),
+            (llama3(r"\p{N}"), Stage::Llama3 { digits: 1, marks: false }),
+        ];
+        match scanners.into_iter().find(|(known, _)| known == pattern) {
+            Some((_, scanner)) => Some(scanner),
+            None => SysRegex::new(pattern).ok().map(|regex| Stage::Pattern { regex, leaves_space: false }),
+        }
+    }
+}
+
+/// GPT-2's pattern.
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+/// The pattern of Llama 3 and Qwen 2, which differ in their numbers.
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
 /// Cased letters, as the maker of the DeepSeek tokenizers lists them. By number, because several are changed by editors
 /// that normalize.
 const DEEPSEEK_LETTERS: &str = "[\
@@ -338,15 +360,14 @@ mod tests {
         parts
     }
 
-    const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-    const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
     const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
     const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
     const DEEPSEEK3: &str = r#"[!"\#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"#;
 
-    /// Random strings of characters that the patterns tell apart, and strings on which families were confused before.
+    /// ggml-org/llama.cpp#6809, kekzl/imp#660: random strings of characters that the patterns tell apart, and strings on
+    /// which families were confused before.
     #[test]
-    fn words_are_those_of_the_patterns() {
+    fn llama_cpp_6809_words_are_those_of_the_patterns() {
         let alphabet: Vec<char> =
             "aabcdDeEfF''sSſtTlLmMvVrR    \t\n\r\u{a0}\u{3000}\u{85}0123٣²Ⅷ.,!?<|>/=éÉ\u{301}東京ぁेक्🙂🚀_-\"Lu\u{1c5}ªʰßK"
                 .chars()
@@ -381,8 +402,8 @@ mod tests {
             ("gpt-2", &[GPT2][..]),
             ("smollm", &[r"\p{N}", GPT2]),
             ("falcon", &[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"]),
-            ("llama-bpe", &[LLAMA3]),
-            ("qwen2", &[&LLAMA3.replace("{1,3}", "")]),
+            ("llama-bpe", &[&LLAMA3.replace("DIGITS", r"\p{N}{1,3}")]),
+            ("qwen2", &[&LLAMA3.replace("DIGITS", r"\p{N}")]),
             ("qwen35", &[QWEN35]),
             ("gpt-4o", &[O200K]),
             ("tekken", &[&O200K.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")]),

@@ -13,6 +13,18 @@ use super::vocabulary::{Kind, Vocabulary};
 /// How SentencePiece writes a space.
 pub(super) const SPACE: &str = "▁";
 
+/// Where a space is put that no text has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SpacePrefix {
+    /// Nowhere.
+    Never,
+    /// Before the whole text, as SentencePiece does; but not before a control token, which SentencePiece never sees.
+    Start,
+    /// Before the text and before what follows an added token, as models are run whose tokenizer was converted: each
+    /// part between added tokens is a text of its own there.
+    Parts,
+}
+
 /// The scores of a SentencePiece vocabulary.
 #[derive(Debug)]
 pub(super) struct SentencePieces {
@@ -20,8 +32,7 @@ pub(super) struct SentencePieces {
     priorities: Vec<u32>,
     /// The token of each byte, or `unknown`.
     bytes: [u32; 256],
-    /// A space goes before the text and before what follows an added token.
-    space_prefix: bool,
+    prefix: SpacePrefix,
     /// Characters that stand before a space inside some piece. No merge crosses from any other character to a space, so
     /// the text can be cut there.
     before_space: HashSet<char>,
@@ -33,7 +44,7 @@ impl SentencePieces {
         vocabulary: &Vocabulary,
         scores: &[f32],
         unknown: Option<u32>,
-        space_prefix: bool,
+        prefix: SpacePrefix,
     ) -> SentencePieces {
         // Flipping sign or all bits makes the bits ascend with the value; the complement descends.
         let descending = |score: f32| !match score.to_bits() {
@@ -57,22 +68,29 @@ impl SentencePieces {
         SentencePieces {
             priorities: scores.iter().map(|&score| descending(score)).collect(),
             bytes,
-            space_prefix,
+            prefix,
             before_space,
         }
     }
 
-    /// Appends the ids of `text`, which holds no added tokens.
+    /// Appends the ids of `text`, which holds no added tokens. It may be empty where the whole text starts with an added
+    /// token.
     pub(super) fn encode(
         &self,
         vocabulary: &Vocabulary,
         text: &str,
+        is_start: bool,
         scratch: &mut Scratch,
         ids: &mut Vec<u32>,
     ) {
         let mut text =
             if text.contains(SPACE) { Cow::Owned(text.replace(SPACE, " ")) } else { Cow::Borrowed(text) };
-        if self.space_prefix {
+        let prefixed = match self.prefix {
+            SpacePrefix::Never => false,
+            SpacePrefix::Start => is_start,
+            SpacePrefix::Parts => !text.is_empty(),
+        };
+        if prefixed {
             text.to_mut().insert(0, ' ');
         }
         let Scratch { merger, repeats } = scratch;
@@ -86,7 +104,9 @@ impl SentencePieces {
             }
             last = c;
         }
-        cut(&text[start..]);
+        if start < text.len() {
+            cut(&text[start..]);
+        }
     }
 
     fn merge(&self, vocabulary: &Vocabulary, part: &str, merger: &mut Merger, ids: &mut Vec<u32>) {
