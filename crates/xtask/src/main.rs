@@ -1,19 +1,23 @@
 //! Repository automation: `cargo run -p xtask -- tidy`.
 
 mod gate;
+mod texts;
 mod tidy;
 
 use std::process::ExitCode;
 
 const USAGE: &str = "usage: cargo run --release -p xtask -- COMMAND
   tidy                    check what the compiler does not: crate edges, marks, sizes
-  gate TEXT MODEL.gguf... what int8 activations cost beside what quantized weights cost (docs/numerics.md)";
+  gate TEXT MODEL.gguf... what int8 activations cost beside what quantized weights cost (docs/numerics.md)
+  texts VOCABULARIES TOKENIZERS TEMPLATES [MODEL.gguf...]
+                          compare every string and render in the folders with its reference, and time long words";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.first().map(String::as_str) {
         Some("tidy") => tidy::run(),
         Some("gate") => gate::run(&arguments[1..]),
+        Some("texts") => texts::run(&arguments[1..]),
         Some("--help" | "-h") => {
             println!("{USAGE}");
             ExitCode::SUCCESS
