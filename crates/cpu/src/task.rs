@@ -9,8 +9,9 @@ mod linear;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 
-use ingle_graph::op::{Emit, RopeId};
+use ingle_graph::op::{Emit, RopeId, UNITS};
 use ingle_graph::quantize::Layout;
+use ingle_graph::reference::IntRow;
 use ingle_graph::{
     ATTENTION_CHUNK, Activation, AttentionSpec, Bucket, Inputs, LinearPart, Op, Rows, Slot, Step, WeightId,
 };
@@ -30,6 +31,9 @@ use crate::weights::Weights;
 
 /// Columns of one item of work on a row: whole units of every format, and few enough for the first cache.
 const SPAN: usize = 256;
+
+/// Quantized forms that a value may have: any unit, with one digit and with two.
+const ELEMS: usize = 2 * UNITS.len();
 
 /// f32 of one item of work on plain elements.
 const ELEMENTS: usize = 2048;
@@ -73,6 +77,8 @@ pub struct Spare {
 pub struct Scratch {
     /// A row whose f32 form is not a value, or a head.
     row: Vec<f32>,
+    /// A row of a quantized matrix without a packed form.
+    integers: IntRow,
     product: dot::Scratch,
     attention: attention::Scratch,
 }
@@ -128,7 +134,7 @@ struct Emission {
 
 /// The quantized outputs of an emission, resolved.
 struct Targets {
-    all: [Quantized; 2],
+    all: [Quantized; ELEMS],
     len: usize,
 }
 
@@ -148,7 +154,7 @@ impl Emission {
 
     fn targets(&self, frame: &Frame<'_>) -> Targets {
         let nowhere = Quantized { ptr: std::ptr::null_mut(), layout: Layout::new(0, 0, 1, 1) };
-        let mut all = [nowhere; 2];
+        let mut all = [nowhere; ELEMS];
         for (to, value) in all.iter_mut().zip(&self.quantized) {
             if let Some(layout) = value.layout {
                 *to = Quantized { ptr: value.bytes(frame), layout };
@@ -161,6 +167,8 @@ impl Emission {
 /// One matrix of a product.
 struct Part {
     weight: WeightId,
+    /// Factor of the product, before the bias.
+    scale: Option<f32>,
     bias: Option<WeightId>,
     x: Value,
     y: Value,
@@ -193,6 +201,8 @@ enum Work {
 pub struct Needs {
     /// f32 of a worker's row.
     row: usize,
+    /// Columns of a worker's row of integers.
+    integers: usize,
     /// Bytes of a worker's product scratch.
     product: usize,
     /// Queries and head size of a worker's attention scratch.
@@ -209,6 +219,7 @@ impl Needs {
     pub fn and(self, other: Self) -> Self {
         Self {
             row: self.row.max(other.row),
+            integers: self.integers.max(other.integers),
             product: self.product.max(other.product),
             queries: self.queries.max(other.queries),
             head_dim: self.head_dim.max(other.head_dim),
@@ -224,6 +235,7 @@ impl Scratch {
         if self.row.len() < needs.row {
             self.row.resize(needs.row, 0.0);
         }
+        self.integers.reserve(needs.integers);
         self.product.reserve(needs.product);
         self.attention.reserve(needs.queries, needs.head_dim);
     }
@@ -288,7 +300,8 @@ impl Task {
                             let bytes = packed.scratch_bytes(layout.digits, layout.rows);
                             needs.product = needs.product.max(bytes);
                         }
-                        _ => needs.row = needs.row.max(linear::DECODED * part.x.cols()),
+                        (None, Some(layout)) => needs.integers = needs.integers.max(layout.cols),
+                        (_, None) => needs.row = needs.row.max(linear::DECODED * part.x.cols()),
                     }
                 }
             }
@@ -378,7 +391,7 @@ impl Task {
 fn linear_parts(parts: &[LinearPart], inputs: &[Value], outputs: &[Value]) -> Result<Vec<Part>, String> {
     let part = |(part, &y): (&LinearPart, &Value)| {
         let x = *inputs.get(part.input).ok_or("a product reads an input that is not there")?;
-        Ok(Part { weight: part.weight, bias: part.bias, x, y })
+        Ok(Part { weight: part.weight, scale: part.scale, bias: part.bias, x, y })
     };
     parts.iter().zip(outputs).map(part).collect()
 }

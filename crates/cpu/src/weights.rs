@@ -1,34 +1,56 @@
 //! A graph's weights as kernels read them: packed, mapped, or widened.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ingle_graph::op::{Weight, WeightUse};
 use ingle_graph::{Activations, Error, Graph, Result, WeightId};
-use ingle_tensor::{Checkpoint, TensorInfo, quant};
+use ingle_tensor::{Checkpoint, DType, TensorInfo, quant};
 
 use crate::dot::{PackError, Packed};
+use crate::kernels::float::Float;
+use crate::memory::Aligned;
 use crate::threads::Team;
 
 /// One weight.
 enum Stored {
     /// A quantized matrix for integer products. Its pages of the file are no longer needed.
     Packed(Packed),
-    /// Rows as the file has them: matrices of floats, tables of which rows are looked up, quantized matrices whose rows
+    /// Rows as the file has them: matrices of 16- and 32-bit floats, tables of which rows are looked up, quantized matrices whose rows
     /// are decoded before each use, and those of formats without a packed form.
     Mapped(TensorInfo),
+    /// A matrix of a plain type that no kernel reads, as f32. Its pages of the file are no longer needed.
+    Widened(Aligned),
     /// A vector, widened to f32, offset added.
     Vector(Vec<f32>),
+}
+
+/// Whether a matrix of this type is converted to f32 when it is loaded.
+fn is_widened(dtype: DType) -> bool {
+    matches!(dtype, DType::F64 | DType::I8 | DType::I16 | DType::I32 | DType::I64)
 }
 
 /// Bytes of memory that loading takes for this weight; 0 when it is read from the mapped file.
 pub fn planned_bytes(weight: &Weight, activations: Activations) -> usize {
     match weight.used {
         WeightUse::Vector => weight.cols * size_of::<f32>(),
+        WeightUse::Matrix if is_widened(weight.dtype) => weight.rows * weight.cols * size_of::<f32>(),
         WeightUse::Matrix if activations != Activations::F32 => {
             Packed::planned_bytes(weight.dtype, weight.rows, weight.cols).unwrap_or(0)
         }
         WeightUse::Matrix | WeightUse::Rows => 0,
     }
+}
+
+/// A matrix as f32, row by row.
+fn widen(weight: &Weight, data: &[u8]) -> std::io::Result<Aligned> {
+    let memory = Aligned::new(weight.rows * weight.cols * size_of::<f32>())?;
+    // SAFETY: the memory's own bytes, aligned and zeroed; nobody else has them yet.
+    let values = unsafe {
+        std::slice::from_raw_parts_mut(memory.as_mut_ptr().cast::<f32>(), weight.rows * weight.cols)
+    };
+    quant::decode_row(weight.dtype, data, values);
+    Ok(memory)
 }
 
 /// The weights of one graph, by [`WeightId`].
@@ -61,6 +83,7 @@ impl Weights {
                 )));
             }
             let data = checkpoint.data(tensor);
+            weight.check(data)?;
             stored.push(match weight.used {
                 WeightUse::Vector => {
                     let mut x = vec![0.0; weight.cols];
@@ -80,6 +103,12 @@ impl Weights {
                         Err(PackError::Type(_)) => Stored::Mapped(tensor.clone()),
                         Err(error) => return Err(bad(error.to_string())),
                     }
+                }
+                WeightUse::Matrix if is_widened(weight.dtype) => {
+                    let widened = widen(weight, data)
+                        .map_err(|error| bad(format!("no memory for it as f32: {error}")))?;
+                    checkpoint.release(tensor);
+                    Stored::Widened(widened)
                 }
                 WeightUse::Matrix | WeightUse::Rows => Stored::Mapped(tensor.clone()),
             });
@@ -111,6 +140,19 @@ impl Weights {
             Stored::Vector(x) => x,
             _ => &[],
         }
+    }
+
+    /// Rows of a matrix that kernels read as floats.
+    pub fn floats(&self, id: WeightId, rows: Range<usize>) -> Option<(Float, &[u8])> {
+        let weight = self.declared(id);
+        let (float, bytes, size) = match (&self.stored[id.0 as usize], weight.dtype) {
+            (Stored::Widened(values), _) => (Float::F32, &values[..], 4),
+            (Stored::Mapped(tensor), DType::F32) => (Float::F32, self.checkpoint.data(tensor), 4),
+            (Stored::Mapped(tensor), DType::F16) => (Float::F16, self.checkpoint.data(tensor), 2),
+            (Stored::Mapped(tensor), DType::BF16) => (Float::BF16, self.checkpoint.data(tensor), 2),
+            _ => return None,
+        };
+        Some((float, &bytes[rows.start * weight.cols * size..rows.end * weight.cols * size]))
     }
 
     /// The bytes of the file; empty if this weight is no longer read from it.

@@ -107,20 +107,9 @@ impl<'a> Builder<'a> {
                 DType::F32
             }
         };
-        let float = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
-        if !float && (quant::format(dtype).is_none() || used == WeightUse::Vector) {
-            self.fail(Error::Weight {
-                name: name.into(),
-                what: format!(
-                    "type {} cannot be used as {}",
-                    dtype.name(),
-                    match used {
-                        WeightUse::Vector => "a norm weight or bias: want f32, f16 or bf16",
-                        WeightUse::Rows => "an embedding table",
-                        WeightUse::Matrix => "a matrix",
-                    }
-                ),
-            });
+        if dtype.is_quantized() && used == WeightUse::Vector {
+            let what = format!("type {dtype} cannot be used as a norm weight or bias: want a plain type");
+            self.fail(Error::Weight { name: name.into(), what });
         }
         let weight = Weight { name: name.into(), dtype, rows, cols, used, offset };
         let weights = &mut self.graph.weights;
@@ -129,6 +118,26 @@ impl<'a> Builder<'a> {
             weights.len() - 1
         });
         WeightId(at as u32)
+    }
+
+    /// The factor that the file has beside the matrix `name.weight`, as `name.scale`, if it has one. NVFP4 needs it: its own
+    /// scales reach only so far.
+    fn scale_of(&mut self, name: &str) -> Option<f32> {
+        let checkpoint = self.checkpoint;
+        let name = format!("{}.scale", name.strip_suffix(".weight")?);
+        let info = checkpoint.get(&name)?;
+        let mut scale = [0.0];
+        if info.elements() == 1 && !info.dtype.is_quantized() {
+            quant::decode_row(info.dtype, checkpoint.data(info), &mut scale);
+        }
+        if scale[0] == 0.0 || !scale[0].is_finite() {
+            let (dtype, shape) = (info.dtype, &info.shape);
+            let what = format!(
+                "{dtype} of shape {shape:?}, but the scale of a matrix is one number, finite and not 0"
+            );
+            self.fail(Error::Weight { name, what });
+        }
+        Some(scale[0])
     }
 
     /// A matrix `[rows, cols]`: `rows` output features of `cols` inputs.
@@ -180,6 +189,10 @@ impl<'a> Builder<'a> {
 
     /// `[T, cols]`: the rows of table `[vocabulary, cols]` named by the step's tokens, times `scale`.
     pub fn embed(&mut self, table: &str, vocabulary: usize, cols: usize, scale: f32) -> ValueId {
+        if self.scale_of(table).is_some() {
+            let what = "its .scale tensor has no meaning for a table of which rows are looked up".into();
+            self.fail(Error::Weight { name: table.into(), what });
+        }
         let table = self.weight(table, &[vocabulary, cols], WeightUse::Rows, 0.0);
         self.node("embed", Op::Embed { table, scale }, &[], &[ValueType::f32(Rows::T, cols)])[0]
     }
@@ -190,10 +203,11 @@ impl<'a> Builder<'a> {
         self.map(name, Op::RmsNorm { weight, eps, group, emit: Emit::plain() }, &[x])
     }
 
-    /// W x (+ bias): `[n, cols_in]` to `[n, cols_out]`.
+    /// W x (+ bias): `[n, cols_in]` to `[n, cols_out]`. The product is scaled if the file has a scale for the matrix.
     pub fn linear(&mut self, name: &str, x: ValueId, weight: WeightId, bias: Option<WeightId>) -> ValueId {
         let ty = ValueType::f32(self.graph.ty(x).rows, self.graph.weight(weight).rows);
-        let parts = vec![LinearPart { weight, bias, input: 0 }];
+        let scale = self.scale_of(&self.graph.weight(weight).name.clone());
+        let parts = vec![LinearPart { weight, scale, bias, input: 0 }];
         self.node(name, Op::Linear { parts, residual: false }, &[x], &[ty])[0]
     }
 
@@ -251,8 +265,17 @@ impl<'a> Builder<'a> {
     /// The finished, checked graph.
     ///
     /// # Errors
-    /// The first missing or misshapen tensor, or a rule of the language that the model broke.
-    pub fn finish(self) -> Result<Graph> {
+    /// The first missing or misshapen tensor, or a rule of the language that the model broke; a scale of a matrix that
+    /// the file does not have (of a head that is the embedding table, say), since it would be ignored.
+    pub fn finish(mut self) -> Result<Graph> {
+        let checkpoint = self.checkpoint;
+        for tensor in checkpoint.tensors() {
+            let matrix = tensor.name.strip_suffix(".scale").map(|name| format!("{name}.weight"));
+            if let Some(matrix) = matrix.filter(|matrix| checkpoint.get(matrix).is_none()) {
+                let what = format!("there is no {matrix:?} that it could scale");
+                self.fail(Error::Weight { name: tensor.name.clone(), what });
+            }
+        }
         match self.error {
             Some(e) => Err(e),
             None => verify::check(&self.graph, "build").map(|()| self.graph),

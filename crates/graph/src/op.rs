@@ -3,7 +3,9 @@
 //! Every value is a matrix `[rows, cols]`; heads are a factor of `cols`. Row counts are symbolic ([`Rows`]): positions,
 //! page tables and lengths are inputs of a step, so no shape depends on how long a sequence is.
 
-use ingle_tensor::DType;
+use ingle_tensor::{DType, quant};
+
+use crate::{Error, Result};
 
 /// Symbolic row count of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -14,6 +16,9 @@ pub enum Rows {
     R,
 }
 
+/// Columns that may share one scale of quantized activations: the block lengths of the integer formats.
+pub const UNITS: [usize; 4] = [32, 64, 128, 256];
+
 /// What one element of a value is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Elem {
@@ -22,12 +27,12 @@ pub enum Elem {
     /// Activations quantized in units of this many columns (NUMERICS.md section 2), laid out as
     /// [`crate::quantize::Layout`] says.
     Int8 {
-        /// Columns per unit: 32 or 256.
+        /// Columns per unit: one of [`UNITS`].
         unit: usize,
     },
     /// The same with two int8 digits per element.
     Int16 {
-        /// Columns per unit: 32 or 256.
+        /// Columns per unit: one of [`UNITS`].
         unit: usize,
     },
 }
@@ -116,9 +121,19 @@ impl Weight {
         self.rows * self.cols / self.dtype.block_len() * self.dtype.block_bytes()
     }
 
-    /// Unit of the `int` arithmetic for this weight, or `None` when its arithmetic is a float one.
+    /// Columns of activations that share a scale in the `int` arithmetic for this weight, or `None` when its
+    /// arithmetic is a float one.
     pub fn unit(&self) -> Option<usize> {
-        ingle_tensor::quant::format(self.dtype).map(|f| f.unit)
+        self.dtype.is_quantized().then(|| self.dtype.block_len())
+    }
+
+    /// Checks the stored tensor for what only its bytes can tell.
+    ///
+    /// # Errors
+    /// [`Error::Weight`]: a scale that has no finite meaning.
+    pub fn check(&self, bytes: &[u8]) -> Result<()> {
+        quant::check_scales(self.dtype, bytes)
+            .map_err(|error| Error::Weight { name: self.name.clone(), what: error.to_string() })
     }
 }
 
@@ -159,6 +174,8 @@ pub enum Activation {
 pub struct LinearPart {
     /// Weight `[cols_out, cols_in]`.
     pub weight: WeightId,
+    /// Factor of the whole tensor, applied once to the final sum.
+    pub scale: Option<f32>,
     /// Bias `[cols_out]`.
     pub bias: Option<WeightId>,
     /// Which input of the node this part reads.
@@ -211,7 +228,8 @@ pub enum Op {
         /// Units and digits.
         emit: Emit,
     },
-    /// Products `y_i = W_i x (+ b_i)`, one output per part; with `residual`, the last input is added to the only output.
+    /// Products `y_i = (scale_i *) W_i x (+ b_i)`, one output per part; with `residual`, the last input is added to the
+    /// only output, which then has no scale.
     Linear {
         /// Matrices that read the same rows.
         parts: Vec<LinearPart>,

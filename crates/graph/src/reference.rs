@@ -46,35 +46,85 @@ pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
 }
 
 /// `int`: one output of a product with a quantized weight row (its blocks in `weight`), for row `row` of `x`.
-///
-/// Per unit the integers are exact; the float tail is one conversion, one scale and one FMA per term, into eight
-/// accumulators by unit index mod 8, added in order at the end.
 pub fn int_dot(weight: &[u8], format: &quant::Format, x: &[u8], layout: &Layout, row: usize) -> f32 {
-    let mut acc = [0.0f32; 8];
-    let mut view = quant::UnitView::default();
-    let block = format.dtype.block_bytes();
-    for (u, bytes) in weight.chunks_exact(block).enumerate() {
-        (format.unit_view)(bytes, &mut view);
-        let at = layout.scale_offset(row) + 4 * u;
-        let da = f32::from_le_bytes([x[at], x[at + 1], x[at + 2], x[at + 3]]);
-        let sum = |w: &[i16], digit: usize| -> f32 {
-            let at = layout.digit_offset(digit, row) + u * layout.unit;
-            let products = w[..layout.unit].iter().zip(&x[at..]);
-            products.map(|(&w, &q)| i32::from(w) * i32::from(q as i8)).sum::<i32>() as f32
-        };
-        let acc = &mut acc[u % 8];
-        let terms = [Some((view.d, &view.w)), format.has_min.then_some((view.min, &view.m))];
-        for (d, w) in terms.into_iter().flatten() {
-            let s = d * da;
-            if layout.digits == 1 {
-                *acc = s.mul_add(sum(w, 0), *acc);
-            } else {
-                *acc = (128.0 * s).mul_add(sum(w, 0), *acc);
-                *acc = s.mul_add(sum(w, 1), *acc);
+    let mut integers = IntRow::default();
+    integers.read(weight, format);
+    integers.dot(x, layout, row)
+}
+
+/// A quantized weight row as `int` multiplies it: the format's integer view of all its units.
+#[derive(Default)]
+pub struct IntRow {
+    /// Columns per unit.
+    unit: usize,
+    /// Integer weights, `[cols]`, and integer minima, `[cols]` or none.
+    w: Vec<i16>,
+    m: Vec<i16>,
+    /// Scale and minimum of each unit.
+    scales: Vec<(f32, f32)>,
+}
+
+impl IntRow {
+    /// Makes room for rows of this many columns in every format.
+    pub fn reserve(&mut self, cols: usize) {
+        let shortest = quant::FORMATS.iter().map(|format| format.unit).min().unwrap_or(1);
+        self.clear();
+        self.w.reserve(cols);
+        self.m.reserve(cols);
+        self.scales.reserve(cols / shortest);
+    }
+
+    fn clear(&mut self) {
+        self.w.clear();
+        self.m.clear();
+        self.scales.clear();
+    }
+
+    /// Reads the row with these blocks. Only a row longer than any before, and than was reserved, takes memory.
+    pub fn read(&mut self, weight: &[u8], format: &quant::Format) {
+        self.clear();
+        self.unit = format.unit;
+        let mut view = quant::UnitView::default();
+        for block in weight.chunks_exact(format.dtype.block_bytes()) {
+            for unit in 0..format.dtype.block_len() / format.unit {
+                (format.unit_view)(block, unit, &mut view);
+                self.w.extend(&view.w[..view.len]);
+                self.m.extend(&view.m[..if format.has_min { view.len } else { 0 }]);
+                self.scales.push((view.d, view.min));
             }
         }
     }
-    acc.iter().skip(1).fold(acc[0], |total, a| total + a)
+
+    /// The product with row `row` of `x`.
+    ///
+    /// Per unit the integers are exact; the float tail is one conversion, one scale and one FMA per term, into eight
+    /// accumulators by unit index mod 8, added in order at the end. Activations have one scale per block, which is
+    /// one unit, but for NVFP4, whose blocks hold four.
+    pub fn dot(&self, x: &[u8], layout: &Layout, row: usize) -> f32 {
+        let mut acc = [0.0f32; 8];
+        for (u, &(d, min)) in self.scales.iter().enumerate() {
+            let columns = u * self.unit..(u + 1) * self.unit;
+            let at = layout.scale_offset(row) + columns.start / layout.unit * 4;
+            let da = f32::from_le_bytes([x[at], x[at + 1], x[at + 2], x[at + 3]]);
+            let sum = |w: &[i16], digit: usize| -> f32 {
+                let digits = &x[layout.digit_offset(digit, row)..][columns.clone()];
+                let products = w[columns.clone()].iter().zip(digits);
+                products.map(|(&w, &q)| i32::from(w) * i32::from(q as i8)).sum::<i32>() as f32
+            };
+            let acc = &mut acc[u % 8];
+            let terms = [Some((d, &self.w)), (!self.m.is_empty()).then_some((min, &self.m))];
+            for (d, w) in terms.into_iter().flatten() {
+                let s = d * da;
+                if layout.digits == 1 {
+                    *acc = s.mul_add(sum(w, 0), *acc);
+                } else {
+                    *acc = (128.0 * s).mul_add(sum(w, 0), *acc);
+                    *acc = s.mul_add(sum(w, 1), *acc);
+                }
+            }
+        }
+        acc.iter().skip(1).fold(acc[0], |total, a| total + a)
+    }
 }
 
 /// Rotates one head in place by `position`.
@@ -292,18 +342,20 @@ impl Interpreter {
                     let mut y = vec![0.0; rows * w.rows];
                     for n in 0..w.rows {
                         let bytes = self.row(w, n)?;
-                        let mut decoded = vec![0.0; w.cols];
                         let layout = memory.layout(slot);
-                        if layout.is_none() {
-                            quant::decode_row(w.dtype, bytes, &mut decoded);
+                        let (mut decoded, mut integers) = (vec![0.0; w.cols], IntRow::default());
+                        match quant::format(w.dtype).filter(|_| layout.is_some()) {
+                            Some(format) => integers.read(bytes, format),
+                            None => quant::decode_row(w.dtype, bytes, &mut decoded),
                         }
                         for row in 0..rows {
-                            let mut v = match (&layout, quant::format(w.dtype)) {
-                                (Some(layout), Some(format)) => {
-                                    int_dot(bytes, format, memory.bytes(slot), layout, row)
-                                }
-                                _ => dot(&decoded, &f[part.input][row * w.cols..(row + 1) * w.cols]),
+                            let mut v = match &layout {
+                                Some(layout) => integers.dot(memory.bytes(slot), layout, row),
+                                None => dot(&decoded, &f[part.input][row * w.cols..(row + 1) * w.cols]),
                             };
+                            if let Some(scale) = part.scale {
+                                v *= scale;
+                            }
                             if let Some(bias) = &bias {
                                 v += bias[n];
                             }
@@ -454,6 +506,9 @@ impl Backend for Interpreter {
         options: &PlanOptions,
         kv: KvPlan,
     ) -> Result<()> {
+        for weight in &graph.weights {
+            weight.check(checkpoint.data(checkpoint.require(&weight.name)?))?;
+        }
         self.checkpoint = Some(checkpoint);
         self.kv_type = options.kv;
         self.kv = Some(kv);

@@ -2,7 +2,7 @@
 //! read, on the device that reads them, and every op's types fit.
 
 use crate::builder::Graph;
-use crate::op::{Elem, Node, Op, Rows, ValueType};
+use crate::op::{Elem, Node, Op, Rows, UNITS, ValueType};
 use crate::{Error, Result};
 
 /// Checks `graph` after `pass`.
@@ -67,7 +67,7 @@ fn types(graph: &Graph, node: &Node) -> std::result::Result<(), String> {
             && !elems.is_empty()
             && emit.quantized.is_sorted_by(|a, b| a.digits() < b.digits())
             && emit.quantized.iter().all(|e| {
-                e.digits().is_some_and(|(u, _)| matches!(u, 32 | 256) && input[0].cols.is_multiple_of(u))
+                e.digits().is_some_and(|(u, _)| UNITS.contains(&u) && input[0].cols.is_multiple_of(u))
             })
             && elems.iter().zip(&output).all(|(&elem, o)| *o == ValueType { elem, ..input[0] })
     };
@@ -110,8 +110,9 @@ fn types(graph: &Graph, node: &Node) -> std::result::Result<(), String> {
                 parts.len() == output.len()
                     && !parts.is_empty()
                     && fits
-                    && (!residual || (parts.len() == 1 && input.last() == output.first())),
-                "wants inputs of each matrix's width and unit, f32 outputs of its height, at most one residual",
+                    && (!residual
+                        || (parts.len() == 1 && parts[0].scale.is_none() && input.last() == output.first())),
+                "wants inputs of each matrix's width and unit, f32 outputs of its height, at most one residual and then no scale",
             )
         }
         Op::Add => want(input.len() == 2 && f32_in(0) && same, "wants two equal f32 inputs"),

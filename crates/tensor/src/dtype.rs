@@ -60,6 +60,8 @@ dtypes! {
     Q5_1 = "q5_1", ggml: Some(7), safetensors: None, 32 values in 24 bytes;
     /// Signed bytes, one scale: [`crate::quant::q8_0`].
     Q8_0 = "q8_0", ggml: Some(8), safetensors: None, 32 values in 34 bytes;
+    /// Signed bytes, one scale and their sum: [`crate::quant::q8_1`].
+    Q8_1 = "q8_1", ggml: Some(9), safetensors: None, 32 values in 36 bytes;
     /// 2-bit codes, 4-bit sub-scales and sub-minima per 16: [`crate::quant::q2_k`].
     Q2K = "q2_k", ggml: Some(10), safetensors: None, 256 values in 84 bytes;
     /// 3-bit codes around 4, 6-bit sub-scales per 16: [`crate::quant::q3_k`].
@@ -70,6 +72,16 @@ dtypes! {
     Q5K = "q5_k", ggml: Some(13), safetensors: None, 256 values in 176 bytes;
     /// 6-bit codes around 32, 8-bit sub-scales per 16: [`crate::quant::q6_k`].
     Q6K = "q6_k", ggml: Some(14), safetensors: None, 256 values in 210 bytes;
+    /// Signed bytes, one f32 scale and sums per 16: [`crate::quant::q8_k`].
+    Q8K = "q8_k", ggml: Some(15), safetensors: None, 256 values in 292 bytes;
+    /// Rows of 8 out of 2048, 3-bit sub-scales per 32: [`crate::quant::iq1_s`].
+    IQ1S = "iq1_s", ggml: Some(19), safetensors: None, 256 values in 50 bytes;
+    /// Rows of 8 out of 2048, 3-bit sub-scales per 16: [`crate::quant::iq1_m`].
+    IQ1M = "iq1_m", ggml: Some(29), safetensors: None, 256 values in 56 bytes;
+    /// Rows of 8 out of 256, signs, 4-bit sub-scales per 32: [`crate::quant::iq2_xxs`].
+    IQ2XXS = "iq2_xxs", ggml: Some(16), safetensors: None, 256 values in 66 bytes;
+    /// Rows of 8 out of 512, signs, 4-bit sub-scales per 16: [`crate::quant::iq2_xs`].
+    IQ2XS = "iq2_xs", ggml: Some(17), safetensors: None, 256 values in 74 bytes;
     /// Rows of 8 out of 1024, signs, 4-bit sub-scales per 16: [`crate::quant::iq2_s`].
     IQ2S = "iq2_s", ggml: Some(22), safetensors: None, 256 values in 82 bytes;
     /// Rows of 4 out of 256, signs, 4-bit sub-scales per 32: [`crate::quant::iq3_xxs`].
@@ -80,25 +92,30 @@ dtypes! {
     IQ4NL = "iq4_nl", ggml: Some(20), safetensors: None, 32 values in 18 bytes;
     /// 4-bit codes for uneven levels, 6-bit sub-scales per 32: [`crate::quant::iq4_xs`].
     IQ4XS = "iq4_xs", ggml: Some(23), safetensors: None, 256 values in 136 bytes;
+    /// Digits of base three, one scale: [`crate::quant::tq1_0`].
+    TQ1_0 = "tq1_0", ggml: Some(34), safetensors: None, 256 values in 54 bytes;
+    /// 2-bit codes around 1, one scale: [`crate::quant::tq2_0`].
+    TQ2_0 = "tq2_0", ggml: Some(35), safetensors: None, 256 values in 66 bytes;
+    /// 4-bit floats, a power of two for scale: [`crate::quant::mxfp4`].
+    MXFP4 = "mxfp4", ggml: Some(39), safetensors: None, 32 values in 17 bytes;
+    /// 4-bit floats, 8-bit float scales per 16: [`crate::quant::nvfp4`].
+    NVFP4 = "nvfp4", ggml: Some(40), safetensors: None, 64 values in 36 bytes;
+    /// Signs, one scale: [`crate::quant::q1_0`].
+    Q1_0 = "q1_0", ggml: Some(41), safetensors: None, 128 values in 18 bytes;
+    /// 2-bit codes around 1, one scale: [`crate::quant::q2_0`].
+    Q2_0 = "q2_0", ggml: Some(42), safetensors: None, 64 values in 18 bytes;
 }
 
-/// Public names of ggml types that are not read here, so that a refusal can name them.
-const OTHER_GGML_TYPES: &[(u32, &str)] = &[
+/// ggml types that the format once had, so that a refusal can name them.
+const REMOVED_GGML_TYPES: &[(u32, &str)] = &[
     (4, "q4_2"),
     (5, "q4_3"),
-    (9, "q8_1"),
-    (15, "q8_k"),
-    (16, "iq2_xxs"),
-    (17, "iq2_xs"),
-    (19, "iq1_s"),
-    (29, "iq1_m"),
     (31, "q4_0_4_4"),
     (32, "q4_0_4_8"),
     (33, "q4_0_8_8"),
-    (34, "tq1_0"),
-    (35, "tq2_0"),
-    (39, "mxfp4"),
-    (40, "nvfp4"),
+    (36, "iq4_nl_4_4"),
+    (37, "iq4_nl_4_8"),
+    (38, "iq4_nl_8_8"),
 ];
 
 impl DType {
@@ -162,12 +179,14 @@ impl DType {
         }
     }
 
-    /// The type with this number in GGUF files; the error names the number and, where it has one, its name.
+    /// The type with this number in GGUF files; the error names the number and, if the format once had it, its name.
     pub fn from_ggml_type(number: u32) -> Result<Self> {
         ROWS.iter().find(|row| row.ggml == Some(number)).map(|row| row.dtype).ok_or_else(|| {
-            let name = OTHER_GGML_TYPES.iter().find(|(n, _)| *n == number);
-            let name = name.map_or("unknown", |(_, name)| name);
-            Error::UnknownType { found: format!("{number} ({name})") }
+            let found = match REMOVED_GGML_TYPES.iter().find(|(n, _)| *n == number) {
+                Some((_, name)) => format!("{number} ({name}, removed from GGUF: convert the model again)"),
+                None => format!("{number} (unknown)"),
+            };
+            Error::UnknownType { found }
         })
     }
 
@@ -227,15 +246,35 @@ mod tests {
                 assert_eq!(DType::from_safetensors(name).unwrap(), row.dtype);
             }
         }
-        for (number, name) in OTHER_GGML_TYPES {
+        for (number, name) in REMOVED_GGML_TYPES {
             let error = DType::from_ggml_type(*number).unwrap_err().to_string();
-            assert!(error.contains(&format!("{number} ({name})")), "{error}");
+            assert!(error.contains(&format!("{number} ({name}, removed")), "{error}");
         }
+    }
+
+    /// Every number up to the newest one is a type or a removed one, and none is both.
+    #[test]
+    fn every_number_is_accounted_for() {
+        for number in 0..=42 {
+            let removed = REMOVED_GGML_TYPES.iter().any(|(n, _)| *n == number);
+            assert_eq!(DType::from_ggml_type(number).is_err(), removed, "{number}");
+        }
+        let error = DType::from_ggml_type(43).unwrap_err().to_string();
+        assert!(error.contains("43 (unknown)"), "{error}");
     }
 
     #[test]
     fn a_row_that_blocks_do_not_tile_is_refused() {
         assert_eq!(DType::Q4K.row_bytes(512).unwrap(), 288);
+        for dtype in DType::all().filter(|dtype| dtype.is_quantized()) {
+            for cols in [1, dtype.block_len() / 2, dtype.block_len() + 1, 3 * dtype.block_len() - 1] {
+                let found = dtype.row_bytes(cols);
+                assert!(
+                    matches!(found, Err(Error::RowLength { cols: c, .. }) if c == cols),
+                    "{dtype} {cols}"
+                );
+            }
+        }
         let error = DType::Q4K.row_bytes(896).unwrap_err().to_string();
         assert_eq!(error, "rows of 896 values cannot be stored as q4_k, whose blocks hold 256");
     }

@@ -117,6 +117,18 @@ pub enum Error {
         /// The type as the file gives it, with its public name if it has one.
         found: String,
     },
+    /// A scale that says "not a number".
+    #[error(
+        "block {block} has the scale code {code:#04x}, which means \"not a number\" in {dtype}: the file is damaged, or its quantization failed"
+    )]
+    ScaleCode {
+        /// The element type.
+        dtype: DType,
+        /// Which block of the tensor.
+        block: usize,
+        /// The code.
+        code: u8,
+    },
     /// A row that blocks cannot tile.
     #[error("rows of {cols} values cannot be stored as {dtype}, whose blocks hold {}", dtype.block_len())]
     RowLength {

@@ -9,12 +9,13 @@ use ingle_tensor::{DType, quant};
 /// One row of the table. `rows` is the number of token rows of the step under test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Case {
-    /// A product with a weight `[n, k]`.
+    /// A product with a weight `[n, k]`; with `scaled`, the file has a scale for it.
     Linear {
         rows: usize,
         dtype: DType,
         n: usize,
         k: usize,
+        scaled: bool,
         bias: bool,
         residual: bool,
         activations: Activations,
@@ -97,6 +98,7 @@ impl Case {
     /// What the bits table counts together: the op and its format.
     pub fn group(&self) -> String {
         match self {
+            Case::Linear { dtype, scaled: true, .. } => format!("linear {dtype}, scaled"),
             Case::Linear { dtype, activations, .. } if dtype.is_quantized() => {
                 format!("linear {dtype} x {activations}")
             }
@@ -128,27 +130,42 @@ const ROWS: [usize; 4] = [1, 2, 7, 64];
 /// All cases.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    let floats = [DType::F32, DType::F16, DType::BF16];
+    let plain: Vec<DType> = DType::all().filter(|dtype| !dtype.is_quantized()).collect();
     let formats: Vec<DType> = quant::FORMATS.iter().map(|f| f.dtype).collect();
     for rows in ROWS {
-        for &dtype in &floats {
+        for &dtype in &plain {
             for (n, k) in [(1, 1), (3, 31), (17, 33), (40, 96), (5, 300)] {
                 let activations = Activations::Int8;
                 let (bias, residual) = (k == 96, n == 17);
-                cases.push(Case::Linear { rows, dtype, n, k, bias, residual, activations });
+                cases.push(Case::Linear { rows, dtype, n, k, scaled: false, bias, residual, activations });
             }
             cases.push(Case::Embed { rows, dtype, cols: 33, scale: 1.0 });
+        }
+        for dtype in [DType::F16, DType::I8, DType::Q8_0, DType::NVFP4] {
+            for (bias, residual) in [(false, false), (true, false), (false, true), (true, true)] {
+                let (n, k, activations) = (35, 192, Activations::Int8);
+                cases.push(Case::Linear { rows, dtype, n, k, scaled: true, bias, residual, activations });
+            }
         }
         for &dtype in &formats {
             let unit = dtype.block_len();
             for (n, units) in [(1, 1usize), (15, 2), (16, 7), (17, 8), (33, 9), (64, 18)] {
-                let k = unit * if unit == 32 { units } else { units.div_ceil(4) };
+                let k = unit * if unit == 256 { units.div_ceil(2) } else { units };
                 for activations in [Activations::Int8, Activations::Int16, Activations::F32] {
                     if activations != Activations::Int8 && n != 17 {
                         continue;
                     }
                     let (bias, residual) = (n == 33, n == 64);
-                    cases.push(Case::Linear { rows, dtype, n, k, bias, residual, activations });
+                    cases.push(Case::Linear {
+                        rows,
+                        dtype,
+                        n,
+                        k,
+                        scaled: false,
+                        bias,
+                        residual,
+                        activations,
+                    });
                 }
             }
             cases.push(Case::Embed { rows, dtype, cols: unit, scale: 3.7 });
@@ -156,7 +173,7 @@ pub fn cases() -> Vec<Case> {
         for (cols, group) in [(5, 5), (64, 64), (300, 300), (96, 32), (576, 576), (1024, 256), (2064, 2064)] {
             cases.push(Case::Norm { rows, cols, group, feeds: None });
         }
-        for feeds in [DType::Q8_0, DType::Q4K] {
+        for feeds in [DType::Q8_0, DType::NVFP4, DType::Q1_0, DType::Q4K] {
             cases.push(Case::Norm { rows, cols: 512, group: 512, feeds: Some(feeds) });
             cases.push(Case::Glu { rows, cols: 768, act: Activation::Silu, feeds: Some(feeds) });
         }

@@ -7,13 +7,14 @@ use ingle_graph::op::{AttentionSpec, RopeSpec};
 use ingle_graph::{
     Backend, Bucket, Builder, Graph, Inputs, KvPlan, PAGE, PlanKey, PlanOptions, ValueId, passes,
 };
-use ingle_tensor::{Checkpoint, DType, gguf, quant};
+use ingle_tensor::{Checkpoint, DType, TensorInfo, gguf, quant};
 
 use super::cases::Case;
 use ingle_tests::Random;
 
-/// Rows of every input table.
+/// Rows of every input table, and of those of products, which are wide.
 const TABLE: usize = 1024;
+const TABLE_OF_PRODUCTS: usize = 64;
 
 /// A case made ready: a file, a graph, options, and the steps to run.
 pub struct Rig {
@@ -45,15 +46,20 @@ fn inputs(random: &mut Random, rows: usize, cols: usize, wild: bool) -> Vec<f32>
     x
 }
 
-/// Random bytes of a tensor: encoded normal values for floats, random blocks with sane scales for the others.
+/// Rows of a tensor that differ; larger ones repeat them, since some encoders search for long.
+const DISTINCT: usize = 96;
+
+/// Bytes of a tensor: encoded normal values, or random integers, some of which f32 rounds.
 pub fn tensor_bytes(random: &mut Random, dtype: DType, rows: usize, cols: usize) -> Vec<u8> {
-    let values: Vec<f32> = (0..rows * cols).map(|_| random.normal() * 0.5).collect();
-    let mut out = vec![0u8; dtype.row_bytes(cols).expect("whole blocks") * rows];
-    let row_bytes = out.len() / rows;
-    for (x, out) in values.chunks(cols).zip(out.chunks_mut(row_bytes)) {
-        assert!(quant::encode_row(dtype, x, out), "{dtype} has no encoder");
+    let row_bytes = dtype.row_bytes(cols).expect("whole blocks");
+    let mut out = vec![0u8; row_bytes * rows.min(DISTINCT)];
+    for out in out.chunks_mut(row_bytes) {
+        let values: Vec<f32> = (0..cols).map(|_| random.normal() * 0.5).collect();
+        if !quant::encode_row(dtype, &values, out) {
+            out.fill_with(|| random.bits() as u8);
+        }
     }
-    out
+    out.iter().copied().cycle().take(row_bytes * rows).collect()
 }
 
 /// File under construction.
@@ -71,9 +77,13 @@ impl Draft {
 
     /// A table of inputs.
     fn table(&mut self, name: &str, cols: usize, wild: bool) {
-        let x = inputs(&mut self.random, TABLE, cols, wild);
+        self.table_of(name, TABLE, cols, wild);
+    }
+
+    fn table_of(&mut self, name: &str, rows: usize, cols: usize, wild: bool) {
+        let x = inputs(&mut self.random, rows, cols, wild);
         let bytes = x.iter().flat_map(|x| x.to_le_bytes()).collect();
-        self.tensors.push((name.into(), DType::F32, vec![TABLE, cols], bytes));
+        self.tensors.push((name.into(), DType::F32, vec![rows, cols], bytes));
     }
 
     fn write(&self) -> (tempfile::NamedTempFile, Arc<Checkpoint>) {
@@ -121,10 +131,13 @@ impl Rig {
         let mut steps = vec![step(&[(0, 0, rows, 0)], 4)];
         let mut pages = 64;
         match *case {
-            Case::Linear { dtype, n, k, activations, .. } => {
-                draft.table("x", k, true);
-                draft.table("r", n, false);
-                draft.add("w", dtype, &[n, k]);
+            Case::Linear { dtype, n, k, scaled, activations, .. } => {
+                draft.table_of("x", TABLE_OF_PRODUCTS, k, true);
+                draft.table_of("r", TABLE_OF_PRODUCTS, n, false);
+                draft.add("w.weight", dtype, &[n, k]);
+                if scaled {
+                    draft.add("w.scale", DType::F32, &[1]);
+                }
                 draft.add("b", DType::F32, &[n]);
                 options.activations = activations;
             }
@@ -185,7 +198,7 @@ impl Rig {
     }
 
     /// Runs all steps; the outputs of every step, in order.
-    pub fn run(&self, mut backend: Box<dyn Backend>) -> Vec<Vec<f32>> {
+    pub fn run(&self, backend: &mut dyn Backend) -> Vec<Vec<f32>> {
         backend
             .load(&self.graph, self.checkpoint.clone(), &self.options, self.kv)
             .expect("the device loads the case");
@@ -208,7 +221,10 @@ impl Rig {
 
 fn graph(case: &Case, checkpoint: &Checkpoint) -> Graph {
     let mut b = Builder::new(checkpoint);
-    let enter = |b: &mut Builder<'_>, name: &str, cols: usize| b.embed(name, TABLE, cols, 1.0);
+    let enter = |b: &mut Builder<'_>, name: &str, cols: usize| {
+        let rows = checkpoint.get(name).map_or(TABLE, TensorInfo::rows);
+        b.embed(name, rows, cols, 1.0)
+    };
     // A value that also feeds a product is quantized; its f32 result stays visible too.
     let feed = |b: &mut Builder<'_>, y: ValueId, cols: usize, feeds: Option<DType>| {
         if feeds.is_some() {
@@ -222,7 +238,7 @@ fn graph(case: &Case, checkpoint: &Checkpoint) -> Graph {
     let y = match *case {
         Case::Linear { n, k, bias, residual, .. } => {
             let x = enter(&mut b, "x", k);
-            let (w, bias) = (b.matrix("w", n, k), bias.then(|| b.vector("b", n, 0.0)));
+            let (w, bias) = (b.matrix("w.weight", n, k), bias.then(|| b.vector("b", n, 0.0)));
             let y = b.linear("y", x, w, bias);
             if residual {
                 let r = enter(&mut b, "r", n);

@@ -236,11 +236,13 @@ fn drawn(dtype: DType, bytes: &[u8], elements: usize, random: &mut Random) -> Ve
     for (block, values) in
         bytes.chunks_exact(dtype.block_bytes()).zip(values.chunks_exact_mut(dtype.block_len()))
     {
-        (format.unit_view)(block, &mut view);
-        // Sub-scales cover 16 or 32 values, and every code of such a group is a multiple of the group's step.
-        for (w, values) in view.w[..view.len].chunks(16).zip(values.chunks_mut(16)) {
-            let step = view.d.abs() * f32::from(w.iter().fold(0, |a, &b| gcd(a, b.unsigned_abs())));
-            values.iter_mut().for_each(|v| *v += step * (random.uniform() - 0.5));
+        for (unit, values) in values.chunks_exact_mut(format.unit).enumerate() {
+            (format.unit_view)(block, unit, &mut view);
+            // Sub-scales cover 16 or 32 values, and every code of such a group is a multiple of the group's step.
+            for (w, values) in view.w[..view.len].chunks(16).zip(values.chunks_mut(16)) {
+                let step = view.d.abs() * f32::from(w.iter().fold(0, |a, &b| gcd(a, b.unsigned_abs())));
+                values.iter_mut().for_each(|v| *v += step * (random.uniform() - 0.5));
+            }
         }
     }
     values

@@ -151,7 +151,7 @@ mod tests {
         x[330] = f32::NEG_INFINITY;
         x[352..384].iter_mut().for_each(|x| *x *= 1e-34);
         x[384..416].iter_mut().for_each(|x| *x = x.round() + 0.5);
-        for (unit, digits) in [(32, 1), (256, 1), (32, 2), (256, 2)] {
+        for (unit, digits) in [(32, 1), (64, 1), (128, 1), (256, 1), (32, 2), (64, 2), (128, 2), (256, 2)] {
             let layout = Layout::new(3, x.len(), unit, digits);
             let mut want = vec![0xAA; layout.bytes()];
             quantize_row(&layout, &x, 1, &mut want);

@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use ingle_graph::reference::int_dot;
-use ingle_tensor::{DType, quant};
+use ingle_tensor::quant;
 
 use super::{Frame, Part, Scratch, Value};
 use crate::dot::{Activations, InPtr, OutPtr, TILE, Tail};
@@ -50,8 +49,36 @@ fn product(
     residual: Option<&Value>,
     tiles: Range<usize>,
 ) {
-    let rows = 0..part.x.rows(frame);
     let bias = part.bias.map(|bias| frame.weights.vector(bias));
+    let Some(scale) = part.scale else {
+        return dots(frame, scratch, part, bias, residual, tiles);
+    };
+    dots(frame, scratch, part, None, None, tiles.clone());
+    let outputs = tiles.start * TILE..frame.weights.declared(part.weight).rows.min(tiles.end * TILE);
+    for row in 0..part.x.rows(frame) {
+        // SAFETY: this row's columns of this item, which are nobody else's and were just written.
+        let y = unsafe {
+            std::slice::from_raw_parts_mut(part.y.row(frame, row).add(outputs.start), outputs.len())
+        };
+        for (i, y) in y.iter_mut().enumerate() {
+            *y *= scale;
+            if let Some(bias) = bias {
+                *y += bias[outputs.start + i];
+            }
+        }
+    }
+}
+
+/// The same without a scale.
+fn dots(
+    frame: &Frame<'_>,
+    scratch: &mut Scratch,
+    part: &Part,
+    bias: Option<&[f32]>,
+    residual: Option<&Value>,
+    tiles: Range<usize>,
+) {
+    let rows = 0..part.x.rows(frame);
     let (out, stride) = (part.y.row(frame, 0), part.y.cols());
     let residual = residual.map(|value| value.row(frame, 0).cast_const());
     if let (Some(packed), Some(layout)) = (frame.weights.packed(part.weight), part.x.layout) {
@@ -67,13 +94,14 @@ fn product(
     let weight = frame.weights.declared(part.weight);
     let outputs = tiles.start * TILE..weight.rows.min(tiles.end * TILE);
     let row_bytes = weight.bytes() / weight.rows;
-    let bytes = &frame.weights.bytes(part.weight)[outputs.start * row_bytes..outputs.end * row_bytes];
+    let mapped = || &frame.weights.bytes(part.weight)[outputs.start * row_bytes..outputs.end * row_bytes];
     if let (Some(layout), Some(format)) = (part.x.layout, quant::format(weight.dtype)) {
         // SAFETY: the value's bytes, which no task of this step writes.
         let x = unsafe { std::slice::from_raw_parts(part.x.bytes(frame), layout.bytes()) };
-        for (n, bytes) in outputs.zip(bytes.chunks(row_bytes)) {
+        for (n, bytes) in outputs.clone().zip(mapped().chunks(row_bytes)) {
+            scratch.integers.read(bytes, format);
             for row in rows.clone() {
-                let mut y = int_dot(bytes, format, x, &layout, row);
+                let mut y = scratch.integers.dot(x, &layout, row);
                 if let Some(bias) = bias {
                     y += bias[n];
                 }
@@ -102,19 +130,15 @@ fn product(
         bias,
         residual,
     };
-    match weight.dtype {
-        DType::F32 => frame.isa.run(float(Float::F32, bytes.as_ptr(), outputs)),
-        DType::F16 => frame.isa.run(float(Float::F16, bytes.as_ptr(), outputs)),
-        DType::BF16 => frame.isa.run(float(Float::BF16, bytes.as_ptr(), outputs)),
-        dtype => {
-            for (i, bytes) in bytes.chunks(DECODED * row_bytes).enumerate() {
-                let n = bytes.len() / row_bytes;
-                for (bytes, decoded) in bytes.chunks(row_bytes).zip(scratch.row.chunks_mut(cols)) {
-                    quant::decode_row(dtype, bytes, decoded);
-                }
-                let first = outputs.start + i * DECODED;
-                frame.isa.run(float(Float::F32, scratch.row.as_ptr().cast(), first..first + n));
-            }
+    if let Some((kind, bytes)) = frame.weights.floats(part.weight, outputs.clone()) {
+        return frame.isa.run(float(kind, bytes.as_ptr(), outputs));
+    }
+    for (i, bytes) in mapped().chunks(DECODED * row_bytes).enumerate() {
+        let n = bytes.len() / row_bytes;
+        for (bytes, decoded) in bytes.chunks(row_bytes).zip(scratch.row.chunks_mut(cols)) {
+            quant::decode_row(weight.dtype, bytes, decoded);
         }
+        let first = outputs.start + i * DECODED;
+        frame.isa.run(float(Float::F32, scratch.row.as_ptr().cast(), first..first + n));
     }
 }

@@ -226,7 +226,8 @@ fn pattern(graph: &Graph, store_at: usize, layer: usize, uses: &[usize]) -> Opti
     Some((k_at, q_at, node))
 }
 
-/// add(x, W y) becomes the product with x added in its tail.
+/// add(x, W y) becomes the product with x added in its tail. A product with a scale keeps its sum apart: backends scale
+/// what they have written.
 fn residual(graph: &mut Graph) {
     let uses = graph.uses();
     let mut i = 0;
@@ -236,8 +237,8 @@ fn residual(graph: &mut Graph) {
             let tail = [1, 0].into_iter().find_map(|side| {
                 let v = inputs[side];
                 let at = graph.nodes[..i].iter().position(|n| n.outputs == [v])?;
-                let single =
-                    matches!(&graph.nodes[at].op, Op::Linear { parts, residual: false } if parts.len() == 1);
+                let single = matches!(&graph.nodes[at].op, Op::Linear { parts, residual: false }
+                    if parts.len() == 1 && parts[0].scale.is_none());
                 (single && uses[v.0 as usize] == 1).then_some((at, inputs[1 - side]))
             });
             if let Some((at, x)) = tail {

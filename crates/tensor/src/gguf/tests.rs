@@ -294,7 +294,7 @@ fn a_row_that_blocks_do_not_tile() {
 #[test]
 fn element_types_that_are_not_read_are_named() {
     let with = |kind| Raw::new(3, 1, 0).tensor("w", &[256], kind, 0).data(512).refused();
-    assert_says(&with(4), &["tensor \"w\"", "4 (q4_2)", "q6_k"]);
+    assert_says(&with(4), &["tensor \"w\"", "4 (q4_2, removed", "q6_k"]);
     assert_says(&with(9999), &["tensor \"w\"", "9999 (unknown)"]);
 }
 

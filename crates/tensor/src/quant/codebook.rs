@@ -1,12 +1,12 @@
-//! What IQ2_S, IQ3_S and IQ3_XXS share: 4 or 8 neighbouring magnitudes are one row of a codebook, with a sign
+//! What IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S share: 4 or 8 neighbouring magnitudes are one row of a codebook, with a sign
 //! bit for each value and a 4-bit sub-scale for each run.
 //!
 //! `value = (d * unit) * w`, `w = ±(2 s + 1) * level`: integers times a power of two times an f16, so that
 //! every product is exact in f32 and the integer view equals the decoded block.
 
-mod rows;
+pub(super) mod rows;
 
-use super::{least, write_f16};
+use super::{UnitView, least, read_f16, write_f16};
 
 /// A codebook and the constants around it.
 #[derive(Debug)]
@@ -26,6 +26,12 @@ pub struct Codebook {
     /// Whether the signs of eight values are stored as seven, an even number of them being negative.
     pub even_signs: bool,
 }
+
+/// The codebook of [`super::iq2_xxs`].
+pub const IQ2_XXS: Codebook = Codebook { rows: &rows::IQ2_XXS, run: 32, even_signs: true, ..IQ2_S };
+
+/// The codebook of [`super::iq2_xs`].
+pub const IQ2_XS: Codebook = Codebook { rows: &rows::IQ2_XS, even_signs: true, ..IQ2_S };
 
 /// The codebook of [`super::iq2_s`].
 pub const IQ2_S: Codebook = Codebook {
@@ -70,6 +76,13 @@ pub(super) struct Codes {
     pub signs: [u8; 32],
 }
 
+/// The signs of eight values from the seven that are stored where an even number of them is negative; the top bit of
+/// `seven` is something else's.
+pub(super) fn eight_signs(seven: u8) -> u8 {
+    let seven = seven & 127;
+    seven | (seven.count_ones() as u8 & 1) << 7
+}
+
 impl Codebook {
     fn level_number(&self, row: u16, i: usize) -> usize {
         usize::from(row >> (self.bits * i)) & ((1 << self.bits) - 1)
@@ -80,8 +93,22 @@ impl Codebook {
         self.levels[self.level_number(self.rows[row], i)]
     }
 
+    /// The integers of a block that begins with `d` and holds these codes.
+    pub(super) fn unit_view(&self, block: &[u8], codes: &Codes, view: &mut UnitView) {
+        let d = read_f16(block, 0) * self.unit;
+        *view = UnitView { len: 256, w: self.weights(codes), d, ..UnitView::default() };
+    }
+
+    /// The values of the same block.
+    pub(super) fn decode(&self, block: &[u8], codes: &Codes, out: &mut [f32]) {
+        let d = read_f16(block, 0) * self.unit;
+        for (out, w) in out.iter_mut().zip(self.weights(codes)) {
+            *out = d * f32::from(w);
+        }
+    }
+
     /// The integer weights of 256 values.
-    pub(super) fn weights(&self, codes: &Codes) -> [i16; 256] {
+    fn weights(&self, codes: &Codes) -> [i16; 256] {
         std::array::from_fn(|k| {
             let scale = 2 * i16::from(codes.scales[k / self.run]) + 1;
             let level = self.level(usize::from(codes.rows[k / self.width]), k % self.width);
@@ -155,6 +182,8 @@ mod tests {
     #[test]
     fn the_tables_are_the_published_ones() {
         for (book, rows, hash) in [
+            (&IQ2_XXS, 256, 0xbb4e_e025_b5ac_6e8e),
+            (&IQ2_XS, 512, 0xc9b1_ee61_e799_09bd),
             (&IQ2_S, 1024, 0x123e_dd38_a3b6_2b90),
             (&IQ3_S, 512, 0xfa37_020c_25b4_4829),
             (&IQ3_XXS, 256, 0xdfa5_dc83_d6a1_55d5),

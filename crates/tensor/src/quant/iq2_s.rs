@@ -7,7 +7,7 @@
 //! minimum, no activation sums; scale `d / 8`, exact in f32.
 
 use super::codebook::{Codes, IQ2_S as BOOK};
-use super::{Format, UnitView, read_f16};
+use super::{Format, UnitView};
 use crate::DType;
 
 /// This format's row.
@@ -20,28 +20,24 @@ const SIGNS: usize = 34;
 const ROWS_HIGH: usize = 66;
 const SCALES: usize = 74;
 
-fn weights(block: &[u8]) -> [i16; 256] {
+fn codes(block: &[u8]) -> Codes {
     let row = |g: usize| {
         let high = block[ROWS_HIGH + g / 4] >> (g % 4 * 2) & 3;
         u16::from_le_bytes([block[ROWS + g], high])
     };
-    BOOK.weights(&Codes {
+    Codes {
         scales: std::array::from_fn(|j| block[SCALES + j / 2] >> (j % 2 * 4) & 15),
         rows: std::array::from_fn(|g| if g < 32 { row(g) } else { 0 }),
         signs: std::array::from_fn(|i| block[SIGNS + i]),
-    })
+    }
 }
 
-fn unit_view(block: &[u8], view: &mut UnitView) {
-    *view =
-        UnitView { len: 256, w: weights(block), d: read_f16(block, 0) * BOOK.unit, ..UnitView::default() };
+fn unit_view(block: &[u8], _: usize, view: &mut UnitView) {
+    BOOK.unit_view(block, &codes(block), view);
 }
 
 fn decode_block(block: &[u8], out: &mut [f32]) {
-    let d = read_f16(block, 0) * BOOK.unit;
-    for (out, w) in out.iter_mut().zip(weights(block)) {
-        *out = d * f32::from(w);
-    }
+    BOOK.decode(block, &codes(block), out);
 }
 
 fn encode_block(values: &[f32], out: &mut [u8]) {

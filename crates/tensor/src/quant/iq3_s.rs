@@ -7,7 +7,7 @@
 //! `d`.
 
 use super::codebook::{Codes, IQ3_S as BOOK};
-use super::{Format, UnitView, read_f16};
+use super::{Format, UnitView};
 use crate::DType;
 
 /// This format's row.
@@ -20,26 +20,23 @@ const ROWS_HIGH: usize = 66;
 const SIGNS: usize = 74;
 const SCALES: usize = 106;
 
-fn weights(block: &[u8]) -> [i16; 256] {
+fn codes(block: &[u8]) -> Codes {
     let scale = |j: usize| block[SCALES + j / 2] >> (j % 2 * 4) & 15;
-    BOOK.weights(&Codes {
+    Codes {
         scales: std::array::from_fn(|j| if j < 8 { scale(j) } else { 0 }),
         rows: std::array::from_fn(|g| {
             u16::from_le_bytes([block[ROWS + g], block[ROWS_HIGH + g / 8] >> (g % 8) & 1])
         }),
         signs: std::array::from_fn(|i| block[SIGNS + i]),
-    })
+    }
 }
 
-fn unit_view(block: &[u8], view: &mut UnitView) {
-    *view = UnitView { len: 256, w: weights(block), d: read_f16(block, 0), ..UnitView::default() };
+fn unit_view(block: &[u8], _: usize, view: &mut UnitView) {
+    BOOK.unit_view(block, &codes(block), view);
 }
 
 fn decode_block(block: &[u8], out: &mut [f32]) {
-    let d = read_f16(block, 0);
-    for (out, w) in out.iter_mut().zip(weights(block)) {
-        *out = d * f32::from(w);
-    }
+    BOOK.decode(block, &codes(block), out);
 }
 
 fn encode_block(values: &[f32], out: &mut [u8]) {

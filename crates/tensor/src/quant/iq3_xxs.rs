@@ -5,8 +5,8 @@
 //! ones even, and from bit 28 the sub-scale. Rows: [`super::codebook::IQ3_XXS`]. Integer view: unit 256,
 //! multiplier 4, `w` in -1922..=1922, radix 64, no minimum, no activation sums; scale `d / 4`, exact in f32.
 
-use super::codebook::{Codes, IQ3_XXS as BOOK};
-use super::{Format, UnitView, read_f16};
+use super::codebook::{Codes, IQ3_XXS as BOOK, eight_signs};
+use super::{Format, UnitView};
 use crate::DType;
 
 /// This format's row.
@@ -17,31 +17,24 @@ pub const FORMAT: Format =
 const ROWS: usize = 2;
 const SIGNS: usize = 66;
 
-fn weights(block: &[u8]) -> [i16; 256] {
+fn codes(block: &[u8]) -> Codes {
     let words: [u32; 8] = std::array::from_fn(|j| {
         let at = SIGNS + 4 * j;
         u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
     });
-    BOOK.weights(&Codes {
+    Codes {
         scales: std::array::from_fn(|j| if j < 8 { (words[j] >> 28) as u8 } else { 0 }),
         rows: std::array::from_fn(|g| u16::from(block[ROWS + g])),
-        signs: std::array::from_fn(|i| {
-            let seven = (words[i / 4] >> (i % 4 * 7)) as u8 & 127;
-            seven | (seven.count_ones() as u8 & 1) << 7
-        }),
-    })
+        signs: std::array::from_fn(|i| eight_signs((words[i / 4] >> (i % 4 * 7)) as u8)),
+    }
 }
 
-fn unit_view(block: &[u8], view: &mut UnitView) {
-    *view =
-        UnitView { len: 256, w: weights(block), d: read_f16(block, 0) * BOOK.unit, ..UnitView::default() };
+fn unit_view(block: &[u8], _: usize, view: &mut UnitView) {
+    BOOK.unit_view(block, &codes(block), view);
 }
 
 fn decode_block(block: &[u8], out: &mut [f32]) {
-    let d = read_f16(block, 0) * BOOK.unit;
-    for (out, w) in out.iter_mut().zip(weights(block)) {
-        *out = d * f32::from(w);
-    }
+    BOOK.decode(block, &codes(block), out);
 }
 
 fn encode_block(values: &[f32], out: &mut [u8]) {

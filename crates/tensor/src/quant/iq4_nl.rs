@@ -44,7 +44,7 @@ pub(super) fn write_codes(codes: [u8; 32], packed: &mut [u8]) {
     }
 }
 
-fn unit_view(block: &[u8], view: &mut UnitView) {
+fn unit_view(block: &[u8], _: usize, view: &mut UnitView) {
     *view = UnitView { len: 32, d: read_f16(block, 0), ..UnitView::default() };
     for (w, q) in view.w.iter_mut().zip(read_codes(&block[2..])) {
         *w = i16::from(LEVELS[usize::from(q)]);

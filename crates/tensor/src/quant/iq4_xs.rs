@@ -28,7 +28,7 @@ fn scale(block: &[u8], j: usize) -> i8 {
     (low | high << 4) as i8 - 32
 }
 
-fn unit_view(block: &[u8], view: &mut UnitView) {
+fn unit_view(block: &[u8], _: usize, view: &mut UnitView) {
     *view = UnitView { len: 256, d: read_f16(block, 0), ..UnitView::default() };
     for (j, (w, codes)) in
         view.w.chunks_exact_mut(SUB).zip(block[CODES..].chunks_exact(SUB_BYTES)).enumerate()

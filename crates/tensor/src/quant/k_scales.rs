@@ -1,15 +1,16 @@
-//! What Q4_K and Q5_K share: eight 6-bit sub-scales and sub-minima in 12 bytes, and how to choose them.
+//! What Q4_K and Q5_K share, which is all but where the codes are: eight 6-bit sub-scales and sub-minima in 12
+//! bytes, what they make of codes, and how to choose them.
 //!
 //! Bytes 0..4 hold sub-scales 0..4 in their low six bits, bytes 4..8 sub-minima 0..4; their two high bits are
 //! bits 4 and 5 of sub-scales and sub-minima 4..8, whose low four bits are the nibbles of bytes 8..12.
 
-use super::{inverse, range, write_f16};
+use super::{UnitView, inverse, range, read_f16, write_f16};
 
 /// Values that share one sub-scale and one sub-minimum.
-pub(super) const SUB: usize = 32;
+const SUB: usize = 32;
 
 /// The (sub-scale, sub-minimum) pairs, each 0..=63.
-pub(super) fn read(packed: &[u8]) -> [(u8, u8); 8] {
+fn read(packed: &[u8]) -> [(u8, u8); 8] {
     std::array::from_fn(|j| {
         if j < 4 {
             (packed[j] & 63, packed[j + 4] & 63)
@@ -20,8 +21,29 @@ pub(super) fn read(packed: &[u8]) -> [(u8, u8); 8] {
     })
 }
 
+/// The integers of a block whose value `k` has the code `code(k)`.
+pub(super) fn unit_view(block: &[u8], code: impl Fn(usize) -> u8, view: &mut UnitView) {
+    *view = UnitView { len: 256, d: read_f16(block, 0), min: -read_f16(block, 2), ..UnitView::default() };
+    let scales = read(&block[4..16]);
+    for k in 0..256 {
+        let (scale, min) = scales[k / SUB];
+        view.w[k] = i16::from(scale) * i16::from(code(k));
+        view.m[k] = i16::from(min);
+    }
+}
+
+/// The values of the same block.
+pub(super) fn decode(block: &[u8], code: impl Fn(usize) -> u8, out: &mut [f32]) {
+    let (d, dmin) = (read_f16(block, 0), read_f16(block, 2));
+    let scales = read(&block[4..16]).map(|(s, m)| (d * f32::from(s), dmin * f32::from(m)));
+    for k in 0..256 {
+        let (scale, min) = scales[k / SUB];
+        out[k] = scale * f32::from(code(k)) - min;
+    }
+}
+
 /// The inverse of [`read`].
-pub(super) fn write(pairs: [(u8, u8); 8], packed: &mut [u8]) {
+fn write(pairs: [(u8, u8); 8], packed: &mut [u8]) {
     for j in 0..4 {
         let ((scale, min), (scale_4, min_4)) = (pairs[j], pairs[j + 4]);
         packed[j] = scale | scale_4 >> 4 << 6;

@@ -8,12 +8,21 @@
 //! finite or arbitrary codes, never a panic. Who quantizes a model checks its inputs first.
 
 pub mod codebook;
+mod iq1;
+pub mod iq1_m;
+pub mod iq1_s;
 pub mod iq2_s;
+pub mod iq2_xs;
+pub mod iq2_xxs;
 pub mod iq3_s;
 pub mod iq3_xxs;
 pub mod iq4_nl;
 pub mod iq4_xs;
 mod k_scales;
+pub mod mxfp4;
+pub mod nvfp4;
+pub mod q1_0;
+pub mod q2_0;
 pub mod q2_k;
 pub mod q3_k;
 pub mod q4_0;
@@ -24,19 +33,24 @@ pub mod q5_1;
 pub mod q5_k;
 pub mod q6_k;
 pub mod q8_0;
+pub mod q8_1;
+pub mod q8_k;
+pub mod tq1_0;
+pub mod tq2_0;
 
 use std::ops::RangeInclusive;
 
 use half::{bf16, f16};
 
-use crate::DType;
+use crate::{DType, Error, Result};
 
 /// One block format: sizes, scalar decode and encode, integer view.
 #[derive(Debug)]
 pub struct Format {
     /// The element type; it holds the block's length and bytes.
     pub dtype: DType,
-    /// Values in one unit of the integer dot product: 32 or 256. Activations are quantized in units of it.
+    /// Values in one unit of the integer dot product, which has one scale: a block, but for NVFP4, whose blocks hold
+    /// four. Activations have one scale per block.
     pub unit: usize,
     /// Whether the format has a minimum, so that its dot product needs sums of activations.
     pub has_min: bool,
@@ -44,8 +58,8 @@ pub struct Format {
     pub decode_block: fn(&[u8], &mut [f32]),
     /// Encodes one block: `[block_len]` to `[block_bytes]`.
     pub encode_block: fn(&[f32], &mut [u8]),
-    /// The integers of one block, which is one unit.
-    pub unit_view: fn(&[u8], &mut UnitView),
+    /// The integers of one unit of a block: `[block_bytes]`, which unit.
+    pub unit_view: fn(&[u8], usize, &mut UnitView),
 }
 
 /// Every block format.
@@ -55,16 +69,28 @@ pub const FORMATS: &[&Format] = &[
     &q5_0::FORMAT,
     &q5_1::FORMAT,
     &q8_0::FORMAT,
+    &q8_1::FORMAT,
     &q2_k::FORMAT,
     &q3_k::FORMAT,
     &q4_k::FORMAT,
     &q5_k::FORMAT,
     &q6_k::FORMAT,
+    &q8_k::FORMAT,
+    &iq1_s::FORMAT,
+    &iq1_m::FORMAT,
+    &iq2_xxs::FORMAT,
+    &iq2_xs::FORMAT,
     &iq2_s::FORMAT,
     &iq3_xxs::FORMAT,
     &iq3_s::FORMAT,
     &iq4_nl::FORMAT,
     &iq4_xs::FORMAT,
+    &tq1_0::FORMAT,
+    &tq2_0::FORMAT,
+    &mxfp4::FORMAT,
+    &nvfp4::FORMAT,
+    &q1_0::FORMAT,
+    &q2_0::FORMAT,
 ];
 
 /// The block format of `dtype`, if it is quantized.
@@ -79,12 +105,12 @@ pub fn format(dtype: DType) -> Option<&'static Format> {
 /// formats, decoding rounds `d * sub-scale` first, so they agree within a few roundings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UnitView {
-    /// Values in the unit: 32 or 256.
+    /// Values in the unit, at most 256.
     pub len: usize,
     /// Integer weights, sub-scale included; the first `len` count.
     pub w: [i16; 256],
-    /// The block's scale, widened exactly from f16; for formats whose integers carry a multiplier (8 for IQ2_S, 4
-    /// for IQ3_XXS) divided by it, which is exact too.
+    /// The unit's scale, widened exactly; for formats whose integers carry a multiplier (8 for IQ1 and IQ2, 4 for
+    /// IQ3_XXS, 2 for 4-bit floats) divided by it, which is exact too.
     pub d: f32,
     /// Integer minima: 1 for Q4_1 and Q5_1, the sub-minimum for Q2_K, Q4_K and Q5_K, else 0.
     pub m: [i16; 256],
@@ -96,6 +122,26 @@ impl Default for UnitView {
     fn default() -> Self {
         Self { len: 0, w: [0; 256], d: 0.0, m: [0; 256], min: 0.0 }
     }
+}
+
+/// Checks what only the bytes can tell: that no scale code says "not a number", which MXFP4 and NVFP4 can. `bytes`
+/// are whole blocks of `dtype`.
+pub fn check_scales(dtype: DType, bytes: &[u8]) -> Result<()> {
+    let bad = |scale: u8| match dtype {
+        DType::MXFP4 => scale == mxfp4::NAN,
+        _ => scale & 0x7f == nvfp4::NAN,
+    };
+    let scales = match dtype {
+        DType::MXFP4 => 1,
+        DType::NVFP4 => dtype.block_len() / nvfp4::FORMAT.unit,
+        _ => return Ok(()),
+    };
+    for (block, bytes) in bytes.chunks_exact(dtype.block_bytes()).enumerate() {
+        if let Some(&code) = bytes[..scales].iter().find(|&&scale| bad(scale)) {
+            return Err(Error::ScaleCode { dtype, block, code });
+        }
+    }
+    Ok(())
 }
 
 /// Decodes one row of any element type to f32; 64-bit types round to nearest even.
@@ -204,5 +250,7 @@ fn least(candidates: RangeInclusive<i16>, loss: impl Fn(i16) -> f32) -> i16 {
     candidates.map(|candidate| (candidate, loss(candidate))).fold((first, f32::INFINITY), better).0
 }
 
+#[cfg(test)]
+mod by_hand;
 #[cfg(test)]
 mod tests;

@@ -29,7 +29,7 @@ fn code(block: &[u8], k: usize) -> u8 {
     block[CODES + byte] >> bit & 3
 }
 
-fn unit_view(block: &[u8], view: &mut UnitView) {
+fn unit_view(block: &[u8], _: usize, view: &mut UnitView) {
     *view = UnitView { len: 256, d: read_f16(block, D), min: -read_f16(block, DMIN), ..UnitView::default() };
     for k in 0..256 {
         let pair = block[k / SUB];

@@ -45,7 +45,7 @@ fn write_scales(scales: [i8; 16], packed: &mut [u8]) {
     }
 }
 
-fn unit_view(block: &[u8], view: &mut UnitView) {
+fn unit_view(block: &[u8], _: usize, view: &mut UnitView) {
     *view = UnitView { len: 256, d: read_f16(block, D), ..UnitView::default() };
     let scales = read_scales(&block[SCALES..D]);
     for k in 0..256 {

@@ -11,7 +11,7 @@ use crate::DType;
 pub const FORMAT: Format =
     Format { dtype: DType::Q4_1, unit: 32, has_min: true, decode_block, encode_block, unit_view };
 
-fn unit_view(block: &[u8], view: &mut UnitView) {
+fn unit_view(block: &[u8], _: usize, view: &mut UnitView) {
     *view = UnitView { len: 32, d: read_f16(block, 0), min: read_f16(block, 2), ..UnitView::default() };
     view.m[..32].fill(1);
     for i in 0..16 {

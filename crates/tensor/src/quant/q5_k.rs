@@ -5,8 +5,7 @@
 //! 256, `w = s * q` in 0..=1953, two digits of radix 32; `m` the sub-minimum with scale `-dmin`, so activation
 //! sums per 32.
 
-use super::k_scales::{self, SUB};
-use super::{Format, UnitView, read_f16};
+use super::{Format, UnitView, k_scales};
 use crate::DType;
 
 /// This format's row.
@@ -21,23 +20,12 @@ fn code(packed: &[u8], k: usize) -> u8 {
     low | (high[k % 32] >> (k / 32) & 1) << 4
 }
 
-fn unit_view(block: &[u8], view: &mut UnitView) {
-    *view = UnitView { len: 256, d: read_f16(block, 0), min: -read_f16(block, 2), ..UnitView::default() };
-    let scales = k_scales::read(&block[4..16]);
-    for k in 0..256 {
-        let (scale, min) = scales[k / SUB];
-        view.w[k] = i16::from(scale) * i16::from(code(&block[16..], k));
-        view.m[k] = i16::from(min);
-    }
+fn unit_view(block: &[u8], _: usize, view: &mut UnitView) {
+    k_scales::unit_view(block, |k| code(&block[16..], k), view);
 }
 
 fn decode_block(block: &[u8], out: &mut [f32]) {
-    let (d, dmin) = (read_f16(block, 0), read_f16(block, 2));
-    let scales = k_scales::read(&block[4..16]).map(|(s, m)| (d * f32::from(s), dmin * f32::from(m)));
-    for k in 0..256 {
-        let (scale, min) = scales[k / SUB];
-        out[k] = scale * f32::from(code(&block[16..], k)) - min;
-    }
+    k_scales::decode(block, |k| code(&block[16..], k), out);
 }
 
 fn encode_block(values: &[f32], out: &mut [u8]) {

@@ -26,7 +26,7 @@ fn code(block: &[u8], k: usize) -> i8 {
     (low | high << 4) as i8 - 32
 }
 
-fn unit_view(block: &[u8], view: &mut UnitView) {
+fn unit_view(block: &[u8], _: usize, view: &mut UnitView) {
     *view = UnitView { len: 256, d: read_f16(block, D), ..UnitView::default() };
     for k in 0..256 {
         view.w[k] = i16::from(block[SCALES + k / SUB] as i8) * i16::from(code(block, k));

@@ -10,7 +10,7 @@ use crate::DType;
 pub const FORMAT: Format =
     Format { dtype: DType::Q8_0, unit: 32, has_min: false, decode_block, encode_block, unit_view };
 
-fn unit_view(block: &[u8], view: &mut UnitView) {
+fn unit_view(block: &[u8], _: usize, view: &mut UnitView) {
     *view = UnitView { len: 32, d: read_f16(block, 0), ..UnitView::default() };
     for (w, q) in view.w.iter_mut().zip(&block[2..34]) {
         *w = i16::from(*q as i8);
