@@ -166,7 +166,7 @@ impl<'s> Scanner<'s> {
                     self.expressions(close, &mut operand.text);
                 }
                 "~" => operand.join(),
-                "+" | "-" if !operand.text.trim().is_empty() => operand.add(token, self.uses_safe),
+                "+" | "-" if operand.is_term() => operand.add(token, self.uses_safe),
                 "," | ":" | "=" | "==" | "!=" | "<" | ">" | "<=" | ">=" => {
                     operand.finish(out);
                     out.push_str(token);
@@ -230,6 +230,11 @@ struct Operand {
 }
 
 impl Operand {
+    /// Whether there is a term to add to; a sign after `*` and the like belongs to what follows.
+    fn is_term(&self) -> bool {
+        !matches!(self.text.trim_end().chars().next_back(), None | Some('*' | '/' | '%'))
+    }
+
     fn join(&mut self) {
         self.end_join();
         self.joined = Some(std::mem::take(&mut self.text));
@@ -276,6 +281,7 @@ mod tests {
             ("{{ a + b - c }}", "{{ a + b - c }}"),
             ("{{ a ~ b ~ c }}", "{{ ~(~(a, b), c) }}"),
             ("{{ a + b ~ c * 2 + d }}", "{{ a + ~(b, c * 2) + d }}"),
+            ("{{ a * -1 ~ b }}", "{{ ~(a * -1, b) }}"),
             ("{{ a|safe + b }} + {{ c }}", "{{ @(a|safe, b) }} + {{ c }}"),
             ("{{ a|safe + b + c ~ d }}", "{{ @(@(a|safe, b), ~(c, d)) }}"),
             ("{%- set x = (a + '+\\'' + b)|safe -%}", "{%- set x = (@(@(a, '+\\''), b))|safe -%}"),
