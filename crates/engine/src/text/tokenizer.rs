@@ -371,7 +371,7 @@ pub(super) mod testing {
             vocabulary.push(kind, |out| out.extend_from_slice(token));
         }
         let tokenizer = Tokenizer::from_parts(Parts {
-            model: Model::SentencePieces(SentencePieces::new(&vocabulary, &[], None, SpacePrefix::Never)),
+            model: Model::SentencePieces(SentencePieces::scored(&vocabulary, &[], None, SpacePrefix::Never)),
             vocabulary,
             added: Vec::new(),
             prefix: Vec::new(),

@@ -23,24 +23,9 @@ impl BytePairs {
         vocabulary: &Vocabulary,
         merges: &[&str],
     ) -> Result<BytePairs, TokenizerError> {
-        let mut table = PairTable::with_capacity(merges.len());
-        let mut joined = Vec::new();
-        for (rank, merge) in merges.iter().enumerate() {
-            let bad = |what: String| TokenizerError::Merge { rank, merge: (*merge).to_owned(), what };
-            // A space cannot stand for itself in the byte alphabet, so the one there is parts the two.
-            let (left, right) = merge.split_once(' ').ok_or_else(|| bad("it has no space".to_owned()))?;
-            joined.clear();
-            from_byte_alphabet(left, &mut joined);
-            let middle = joined.len();
-            from_byte_alphabet(right, &mut joined);
-            let find = |bytes: &[u8]| {
-                let token = || String::from_utf8_lossy(bytes).into_owned();
-                vocabulary.find(bytes).ok_or_else(|| bad(format!("there is no token {:?}", token())))
-            };
-            table.insert(find(&joined[..middle])?, find(&joined[middle..])?, rank as u32, find(&joined)?);
-        }
+        let merges = PairTable::new(vocabulary, merges, from_byte_alphabet)?;
         let bytes = std::array::from_fn(|byte| vocabulary.find(&[byte as u8]).unwrap_or(NO_TOKEN));
-        Ok(BytePairs { family, bytes, merges: table })
+        Ok(BytePairs { family, bytes, merges })
     }
 
     /// Appends the ids of `text`, which holds no added tokens.
@@ -96,13 +81,39 @@ fn composed(text: &str) -> Cow<'_, str> {
 
 /// (left token, right token) to (rank, joined token): open addressing, a power of two long.
 #[derive(Debug)]
-struct PairTable {
+pub(super) struct PairTable {
     slots: Vec<(u64, u32, u32)>,
 }
 
 const EMPTY: u64 = u64::MAX;
 
 impl PairTable {
+    /// `merges` are "left right", best first; `spell` appends the bytes of either. `vocabulary` has its text tokens
+    /// indexed.
+    pub(super) fn new(
+        vocabulary: &Vocabulary,
+        merges: &[&str],
+        spell: impl Fn(&str, &mut Vec<u8>),
+    ) -> Result<PairTable, TokenizerError> {
+        let mut table = PairTable::with_capacity(merges.len());
+        let mut joined = Vec::new();
+        for (rank, merge) in merges.iter().enumerate() {
+            let bad = |what: String| TokenizerError::Merge { rank, merge: (*merge).to_owned(), what };
+            // A token is never written with a space, so the one there is parts the two.
+            let (left, right) = merge.split_once(' ').ok_or_else(|| bad("it has no space".to_owned()))?;
+            joined.clear();
+            spell(left, &mut joined);
+            let middle = joined.len();
+            spell(right, &mut joined);
+            let find = |bytes: &[u8]| {
+                let token = || String::from_utf8_lossy(bytes).into_owned();
+                vocabulary.find(bytes).ok_or_else(|| bad(format!("there is no token {:?}", token())))
+            };
+            table.insert(find(&joined[..middle])?, find(&joined[middle..])?, rank as u32, find(&joined)?);
+        }
+        Ok(table)
+    }
+
     fn with_capacity(pairs: usize) -> PairTable {
         PairTable { slots: vec![(EMPTY, 0, 0); (2 * pairs).next_power_of_two().max(2)] }
     }

@@ -72,7 +72,7 @@ fn sentence_piece(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
     let space_prefix = metadata.bool_opt("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
     let unknown = token_id(metadata, "unknown", tokens.len())?;
     let prefix = if space_prefix { SpacePrefix::Parts } else { SpacePrefix::Never };
-    let model = Model::SentencePieces(SentencePieces::new(&vocabulary, &scores, unknown, prefix));
+    let model = Model::SentencePieces(SentencePieces::scored(&vocabulary, &scores, unknown, prefix));
     finish(metadata, model, vocabulary, true, space_prefix)
 }
 
@@ -135,7 +135,7 @@ fn word_piece(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
 }
 
 /// Appends a piece with spaces for SentencePiece's `▁`.
-fn push_spaced(piece: &str, out: &mut Vec<u8>) {
+pub(super) fn push_spaced(piece: &str, out: &mut Vec<u8>) {
     let mut parts = piece.split(SPACE);
     out.extend_from_slice(parts.next().unwrap_or_default().as_bytes());
     for part in parts {

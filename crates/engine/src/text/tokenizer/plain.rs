@@ -1,11 +1,14 @@
-//! The `tokenizer.json` files of plain kinds: byte-level BPE cut by regular expressions, and BERT's WordPiece. The models of
-//! this room give the same ids for them as the `tokenizers` crate, in a fraction of the time.
+//! The `tokenizer.json` files of plain kinds: byte-level BPE cut by regular expressions, converted SentencePiece BPE, and
+//! BERT's WordPiece. The models of this room give the same ids for them as the `tokenizers` crate, in a fraction of the
+//! time.
 
 use serde_json::Value as Json;
 
 use super::Model;
-use super::bpe::BytePairs;
+use super::bpe::{BytePairs, PairTable};
+use super::gguf::push_spaced;
 use super::split::{Family, Stage};
+use super::spm::{SPACE, SentencePieces, SpacePrefix};
 use super::vocabulary::{Kind, Vocabulary};
 use super::wordpiece::WordPieces;
 
@@ -17,6 +20,9 @@ pub(super) fn model(file: &Json, vocabulary: &mut Vocabulary) -> Option<Model> {
         return None;
     }
     match file["model"]["type"].as_str() {
+        Some("BPE") if file["model"]["byte_fallback"] == true => {
+            sentence_pieces(file, vocabulary).map(Model::SentencePieces)
+        }
         Some("BPE") => byte_pairs(file, vocabulary).map(Model::BytePairs),
         Some("WordPiece") => word_pieces(file, vocabulary).map(Model::WordPieces),
         _ => None,
@@ -47,20 +53,52 @@ fn byte_pairs(file: &Json, vocabulary: &mut Vocabulary) -> Option<BytePairs> {
         _ => return None,
     };
     let stages = stages(&file["pre_tokenizer"])?;
-    let merges: Option<Vec<String>> = model["merges"]
-        .as_array()?
-        .iter()
-        .map(|merge| match merge.as_array().map(Vec::as_slice) {
-            None => merge.as_str().map(str::to_owned),
-            Some([left, right]) => Some(format!("{} {}", left.as_str()?, right.as_str()?)),
-            Some(_) => None,
-        })
-        .collect();
-    let merges = merges?;
+    let merges = merges(model)?;
     index(vocabulary);
     let merges: Vec<&str> = merges.iter().map(String::as_str).collect();
     let ignore_merges = model["ignore_merges"] == true;
     BytePairs::new(Family { stages, ignore_merges, nfc, adds_bos: false }, vocabulary, &merges).ok()
+}
+
+/// The merges as "left right", from either form of the list.
+fn merges(model: &Json) -> Option<Vec<String>> {
+    let one = |merge: &Json| match merge.as_array().map(Vec::as_slice) {
+        None => merge.as_str().map(str::to_owned),
+        Some([left, right]) => Some(format!("{} {}", left.as_str()?, right.as_str()?)),
+        Some(_) => None,
+    };
+    model["merges"].as_array()?.iter().map(one).collect()
+}
+
+/// SentencePiece BPE as converters write it: a space becomes `▁`, and one may go before each part of a text.
+fn sentence_pieces(file: &Json, vocabulary: &mut Vocabulary) -> Option<SentencePieces> {
+    let (model, normalizer, cut) = (&file["model"], &file["normalizer"], &file["pre_tokenizer"]);
+    let plain = ["dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"];
+    // There are no spaces any more where the text could be cut.
+    let is_uncut = cut.is_null() || cut["type"] == "Split" && cut["pattern"]["String"] == " ";
+    let has_spaces = model["vocab"].as_object()?.keys().any(|piece| piece.contains(' '));
+    let bytes = (0..vocabulary.len() as u32).filter(|&id| vocabulary.kind(id) == Kind::Byte).count();
+    if !plain.iter().all(|&name| is_unset(&model[name])) || !is_uncut || has_spaces || bytes != 256 {
+        return None;
+    }
+    let is_replace = |part: &Json| {
+        part["type"] == "Replace" && part["pattern"]["String"] == " " && part["content"] == SPACE
+    };
+    let is_prepend = |part: &Json| part["type"] == "Prepend" && part["prepend"] == SPACE;
+    let parts = match normalizer["type"].as_str()? {
+        "Sequence" => normalizer["normalizers"].as_array()?,
+        _ => std::slice::from_ref(normalizer),
+    };
+    let prefix = match parts {
+        [replace] if is_replace(replace) => SpacePrefix::Never,
+        [prepend, replace] if is_prepend(prepend) && is_replace(replace) => SpacePrefix::Parts,
+        _ => return None,
+    };
+    let merges = merges(model)?;
+    index(vocabulary);
+    let merges: Vec<&str> = merges.iter().map(String::as_str).collect();
+    let merges = PairTable::new(vocabulary, &merges, push_spaced).ok()?;
+    Some(SentencePieces::ranked(vocabulary, merges, prefix))
 }
 
 /// The cuts of a pre-tokenizer that ends by spelling bytes in GPT-2's alphabet.

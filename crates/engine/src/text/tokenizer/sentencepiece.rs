@@ -104,7 +104,7 @@ pub(super) fn load(bytes: &[u8], path: &Path) -> Result<Loaded, TokenizerError> 
     let prefix = if dummy_prefix { SpacePrefix::Start } else { SpacePrefix::Never };
     let vocabulary = pieces(&tokens, &types);
     Ok(Loaded {
-        model: SentencePieces::new(&vocabulary, &scores, id(unknown), prefix),
+        model: SentencePieces::scored(&vocabulary, &scores, id(unknown), prefix),
         vocabulary,
         bos: id(bos),
         eos: id(eos),

@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
+use super::bpe::PairTable;
 use super::merge::{Merger, NO_TOKEN, Pairs, Scratch, Symbol};
 use super::vocabulary::{Kind, Vocabulary};
 
@@ -25,11 +26,19 @@ pub(super) enum SpacePrefix {
     Parts,
 }
 
-/// The scores of a SentencePiece vocabulary.
+/// Which pieces join, and which of them first.
+#[derive(Debug)]
+enum Order {
+    /// Any two that make a piece; for each token, its score turned into an order: smaller joins first.
+    Scores(Vec<u32>),
+    /// Those listed, in this order.
+    Ranks(PairTable),
+}
+
+/// The pieces of a SentencePiece vocabulary.
 #[derive(Debug)]
 pub(super) struct SentencePieces {
-    /// For each token, its score turned into an order: smaller joins first.
-    priorities: Vec<u32>,
+    order: Order,
     /// The token of each byte, or `unknown`.
     bytes: [u32; 256],
     prefix: SpacePrefix,
@@ -40,7 +49,7 @@ pub(super) struct SentencePieces {
 
 impl SentencePieces {
     /// `vocabulary` has its text pieces indexed; `unknown` stands for a byte without a token.
-    pub(super) fn new(
+    pub(super) fn scored(
         vocabulary: &Vocabulary,
         scores: &[f32],
         unknown: Option<u32>,
@@ -51,6 +60,21 @@ impl SentencePieces {
             bits if bits >> 31 == 1 => !bits,
             bits => bits | 1 << 31,
         };
+        let priorities = scores.iter().map(|&score| descending(score)).collect();
+        SentencePieces::new(vocabulary, Order::Scores(priorities), unknown, prefix)
+    }
+
+    /// The same with a list of merges instead of scores, as converted vocabularies have it.
+    pub(super) fn ranked(vocabulary: &Vocabulary, merges: PairTable, prefix: SpacePrefix) -> SentencePieces {
+        SentencePieces::new(vocabulary, Order::Ranks(merges), None, prefix)
+    }
+
+    fn new(
+        vocabulary: &Vocabulary,
+        order: Order,
+        unknown: Option<u32>,
+        prefix: SpacePrefix,
+    ) -> SentencePieces {
         let mut bytes = [unknown.unwrap_or(NO_TOKEN); 256];
         let mut before_space = HashSet::new();
         for id in 0..vocabulary.len() as u32 {
@@ -65,12 +89,7 @@ impl SentencePieces {
                 _ => {}
             }
         }
-        SentencePieces {
-            priorities: scores.iter().map(|&score| descending(score)).collect(),
-            bytes,
-            prefix,
-            before_space,
-        }
+        SentencePieces { order, bytes, prefix, before_space }
     }
 
     /// Appends the ids of `text`, which holds no added tokens. It may be empty where the whole text starts with an added
@@ -135,8 +154,13 @@ struct Scored<'a> {
 
 impl Pairs for Scored<'_> {
     fn join(&self, left: &Symbol, right: &Symbol) -> Option<(u32, u32)> {
-        let both = &self.text[left.start as usize..(right.start + right.len) as usize];
-        let id = self.vocabulary.find(both)?;
-        Some((self.pieces.priorities[id as usize], id))
+        match &self.pieces.order {
+            Order::Scores(priorities) => {
+                let both = &self.text[left.start as usize..(right.start + right.len) as usize];
+                let id = self.vocabulary.find(both)?;
+                Some((priorities[id as usize], id))
+            }
+            Order::Ranks(merges) => merges.join(left, right),
+        }
     }
 }

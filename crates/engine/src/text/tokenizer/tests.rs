@@ -207,6 +207,70 @@ fn plain_kinds_are_as_the_library() {
     }
 }
 
+/// A SentencePiece vocabulary as converters write it, with each rule for the space before a text: the ids that the crate's
+/// own model gives.
+#[test]
+fn converted_pieces_are_as_the_library() {
+    let gguf = open("llama-spm");
+    let tokens = gguf.metadata.strings("tokenizer.ggml.tokens").unwrap();
+    let scores = gguf.metadata.f32s("tokenizer.ggml.scores").unwrap();
+    let special = |id: usize| {
+        serde_json::json!({"id": id, "content": tokens[id], "special": true, "normalized": false,
+        "lstrip": false, "rstrip": false, "single_word": false})
+    };
+    let vocab: serde_json::Map<String, Json> =
+        tokens.iter().enumerate().map(|(id, &token)| (token.to_owned(), id.into())).collect();
+    let mut merges = Vec::new();
+    for (id, token) in tokens.iter().enumerate().skip(3).filter(|(_, token)| byte_token(token).is_none()) {
+        for (at, _) in token.char_indices().skip(1) {
+            let (left, right) = token.split_at(at);
+            if vocab.contains_key(left) && vocab.contains_key(right) {
+                merges.push((-scores[id], id, format!("{left} {right}")));
+            }
+        }
+    }
+    merges.sort_by(|a, b| a.partial_cmp(b).unwrap());
+    assert!(merges.len() > 200);
+    let merges: Vec<String> = merges.into_iter().map(|(_, _, merge)| merge).collect();
+    let replace = serde_json::json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+    let prepend = serde_json::json!({"type": "Prepend", "prepend": "▁"});
+    let both = serde_json::json!({"type": "Sequence", "normalizers": [prepend, replace]});
+    let mut state = 1_u64;
+    let mut random = |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    let alphabet: Vec<char> = "aeHlowrdtn    \n▁éक東🙂.,'13".chars().collect();
+    let cases = read(&fixture("gguf").join("llama-spm.json"));
+    let mut texts: Vec<String> =
+        cases.as_array().unwrap().iter().map(|case| case["text"].as_str().unwrap().to_owned()).collect();
+    texts.extend(
+        (0..1000).map(|at| (0..at % 60).map(|_| alphabet[random(alphabet.len())]).collect::<String>()),
+    );
+    texts.extend(["<s>Hello</s> Hello<s>", "  <s>", "<s> a"].map(str::to_owned));
+    for normalizer in [both, replace] {
+        let file = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "post_processor": null, "pre_tokenizer": null,
+            "added_tokens": [special(0), special(1), special(2)], "normalizer": normalizer,
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+                {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+            "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true,
+                "continuing_subword_prefix": null, "end_of_word_suffix": null, "vocab": vocab, "merges": merges},
+        });
+        let loaded =
+            library::Library::load(file.to_string().as_bytes(), Path::new("tokenizer.json")).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), file.to_string()).unwrap();
+        let tokenizer = Tokenizer::from_dir(folder.path()).unwrap();
+        assert!(matches!(tokenizer.model, Model::SentencePieces(_)));
+        for text in &texts {
+            let ids = tokenizer.encode(text, Specials::Parse).unwrap();
+            assert_eq!(ids, loaded.library.encode(text, |_| true).unwrap(), "{text:?}");
+        }
+    }
+}
+
 /// A tokenizer of each kind, with its name.
 fn one_of_each_kind() -> Vec<(&'static str, Tokenizer)> {
     let of_gguf = |name| (name, Tokenizer::from_gguf(&open(name).metadata).unwrap());
