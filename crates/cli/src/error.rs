@@ -22,6 +22,12 @@ pub enum Error {
         /// Comparisons made.
         made: usize,
     },
+    /// A model file is wrong; the report has said how.
+    #[error("{problems} problem{} found", if *.problems == 1 { " was" } else { "s were" })]
+    Unsound {
+        /// Problems reported.
+        problems: usize,
+    },
     /// A file of the user's.
     #[error("cannot {action} {}: {source}", .path.display())]
     Io {

@@ -13,6 +13,7 @@ use ingle_graph::{Activations, KvType, Numerics};
 
 use crate::error::{Error, Result};
 use crate::source::Spec;
+use crate::synth::Preset;
 
 /// Runs large language models: GGUF or safetensors in, tokens out.
 #[derive(Debug, Parser)]
@@ -85,6 +86,10 @@ pub enum Command {
     Verify(Verify),
     /// Metadata, tensors, arithmetic and the exact memory plan, before loading
     Inspect(Inspect),
+    /// Everything that is wrong with a model file, and what to do about it
+    Check(Check),
+    /// A model file of a published shape with random weights: for speed and memory, without a download
+    Synth(Synth),
     /// Fetch a model into the cache and print where it is
     Pull(Pull),
     /// The models in the cache: name, bytes, path
@@ -371,6 +376,53 @@ pub struct Inspect {
     pub json: bool,
     #[command(flatten)]
     pub options: PlanFlags,
+}
+
+/// `ingle check`.
+#[derive(Debug, Args)]
+#[command(after_help = format!("Examples:\n  \
+    ingle check model.gguf                    one line for each problem, then the notes\n  \
+    ingle check Qwen3-0.6B/ --json            the same for a script\n\n\
+    Checked are structure, every value, settings, tensors, tokenizer and chat template. A fault of structure ends the\n\
+    check. Exits with 1 when anything is wrong; notes are not.\n\n{MODEL_HELP}"))]
+pub struct Check {
+    /// Model
+    #[arg(value_name = "MODEL", value_parser = Spec::parse)]
+    pub model: Spec,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `ingle synth`.
+#[derive(Debug, Args)]
+#[command(after_help = format!("Examples:\n  \
+    ingle synth llama8b-q4_k_m llama8b.gguf       5 GB, in about a minute\n  \
+    ingle synth smollm2-135m-q4_0 s.gguf --seed 7\n  \
+    ingle synth qwen3_32b-q8_0 x.gguf --dry-run   its size, and nothing is written\n\n\
+    PRESET is {}.\n\
+    Matrices have standard deviation 0.02; the same seed gives the same file. Types are of all matrices, with a near type\n\
+    where blocks do not tile a row; q4_k_m is llama.cpp's mix. The tokenizer reads any text, in 4096 merges.",
+    crate::synth::names()))]
+pub struct Synth {
+    /// Shape and type, such as llama8b-q4_k_m
+    #[arg(value_name = "PRESET")]
+    pub preset: Preset,
+    /// The file to write
+    #[arg(value_name = "OUT.gguf")]
+    pub out: PathBuf,
+    /// Seed of the random weights
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Replace a file that is there
+    #[arg(long)]
+    pub force: bool,
+    /// Print the size and write nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Threads; the default is one for each processor
+    #[arg(short, long, value_name = "THREADS", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
 }
 
 /// `ingle pull`.

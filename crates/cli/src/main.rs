@@ -5,6 +5,7 @@
 
 mod bench;
 mod chat;
+mod check;
 mod doctor;
 mod error;
 mod files;
@@ -14,6 +15,7 @@ mod models;
 mod run;
 mod session;
 mod source;
+mod synth;
 mod sys;
 mod term;
 mod verify;
@@ -46,6 +48,8 @@ fn run(command: &Command) -> Result<()> {
         Command::Bench(flags) => bench::bench(flags),
         Command::Verify(flags) => verify::verify(flags),
         Command::Inspect(flags) => inspect::inspect(flags),
+        Command::Check(flags) => check::check(flags),
+        Command::Synth(flags) => synth::synth(flags),
         Command::Pull(flags) => models::pull(flags),
         Command::List => models::list(),
         Command::Rm(flags) => models::remove(flags),

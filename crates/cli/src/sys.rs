@@ -103,3 +103,29 @@ pub fn memory_bytes(field: &str) -> Option<u64> {
         info.lines().find_map(|l| l.strip_prefix(field))?.split_whitespace().next()?.parse().ok()?;
     Some(kib * 1024)
 }
+
+/// Bytes that this user can still write to the disk on which `folder` lies; `None` where the system does not say.
+pub fn free_bytes(folder: &Path) -> Option<u64> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::ffi::OsStrExt;
+        let path = std::ffi::CString::new(folder.as_os_str().as_bytes()).ok()?;
+        // SAFETY: all zeros is a value of this C struct of numbers.
+        let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
+        // SAFETY: the path ends in a zero byte, and the struct outlives the call, which fills it.
+        let result = unsafe { libc::statvfs(path.as_ptr(), &mut found) };
+        // The types of the fields differ between systems.
+        #[allow(clippy::unnecessary_cast)]
+        (result == 0).then(|| (found.f_bavail as u64).saturating_mul(found.f_frsize as u64))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = folder;
+        None
+    }
+}
+
+/// Processors that this process may run on.
+pub fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}

@@ -50,6 +50,22 @@ pub fn counter(what: &str, steps: u64) -> ProgressBar {
     bar
 }
 
+/// A bar of bytes on standard error, of how many if that is known; invisible where that is no terminal.
+pub fn bytes_bar(what: &str, total: Option<u64>) -> ProgressBar {
+    let (bar, template) = match total {
+        Some(total) => {
+            (ProgressBar::new(total), "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}")
+        }
+        None => (ProgressBar::no_length(), "{spinner} {msg} {bytes} {elapsed}"),
+    };
+    bar.set_draw_target(ProgressDrawTarget::stderr());
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar.set_message(what.to_string());
+    bar
+}
+
 /// Colours for one stream: empty strings where it is no terminal, or where NO_COLOR says so.
 #[derive(Debug, Clone, Copy)]
 pub struct Paint(bool);
@@ -113,17 +129,7 @@ struct Bars {
 
 impl Progress for Bars {
     fn start(&mut self, what: &str, bytes_done: u64, bytes_total: Option<u64>) {
-        let (bar, template) = match bytes_total {
-            Some(total) => {
-                (ProgressBar::new(total), "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}")
-            }
-            None => (ProgressBar::no_length(), "{spinner} {msg} {bytes} {elapsed}"),
-        };
-        bar.set_draw_target(ProgressDrawTarget::stderr());
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style.progress_chars("=> "));
-        }
-        bar.set_message(what.to_string());
+        let bar = bytes_bar(what, bytes_total);
         bar.set_position(bytes_done);
         bar.reset_eta();
         bar.enable_steady_tick(Duration::from_millis(100));

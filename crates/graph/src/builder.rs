@@ -1,5 +1,5 @@
-//! How a model file says its graph. The builder keeps the first error and goes on, so that a model reads like its paper
-//! and [`Builder::finish`] is the one place that can fail.
+//! How a model file says its graph. The builder keeps errors and goes on, so that a model reads like its paper and
+//! [`Builder::finish`] is the one place that can fail.
 
 use ingle_tensor::{Checkpoint, DType, quant};
 
@@ -65,13 +65,16 @@ pub struct Builder<'a> {
     checkpoint: &'a Checkpoint,
     graph: Graph,
     layer: Option<usize>,
-    error: Option<Error>,
+    errors: Vec<Error>,
 }
+
+/// Errors that are kept: enough for a person, and a bound for a file that lies about its layers.
+const ERRORS_MAX: usize = 1000;
 
 impl<'a> Builder<'a> {
     /// An empty graph whose weights are looked up in `checkpoint`.
     pub fn new(checkpoint: &'a Checkpoint) -> Self {
-        Self { checkpoint, graph: Graph::default(), layer: None, error: None }
+        Self { checkpoint, graph: Graph::default(), layer: None, errors: Vec::new() }
     }
 
     /// Whether the checkpoint has this tensor.
@@ -85,7 +88,9 @@ impl<'a> Builder<'a> {
     }
 
     fn fail(&mut self, error: Error) {
-        self.error.get_or_insert(error);
+        if self.errors.len() < ERRORS_MAX {
+            self.errors.push(error);
+        }
     }
 
     fn weight(&mut self, name: &str, shape: &[usize], used: WeightUse, offset: f32) -> WeightId {
@@ -268,6 +273,21 @@ impl<'a> Builder<'a> {
     /// The first missing or misshapen tensor, or a rule of the language that the model broke; a scale of a matrix that
     /// the file does not have (of a head that is the embedding table, say), since it would be ignored.
     pub fn finish(mut self) -> Result<Graph> {
+        self.refuse_stray_scales();
+        match self.errors.into_iter().next() {
+            Some(e) => Err(e),
+            None => verify::check(&self.graph, "build").map(|()| self.graph),
+        }
+    }
+
+    /// The graph as far as it goes, unchecked, and what was missing or did not fit, in the order of the model: for who
+    /// tells a person all of it. At most 1000 errors are kept.
+    pub fn survey(mut self) -> (Graph, Vec<Error>) {
+        self.refuse_stray_scales();
+        (self.graph, self.errors)
+    }
+
+    fn refuse_stray_scales(&mut self) {
         let checkpoint = self.checkpoint;
         for tensor in checkpoint.tensors() {
             let matrix = tensor.name.strip_suffix(".scale").map(|name| format!("{name}.weight"));
@@ -275,10 +295,6 @@ impl<'a> Builder<'a> {
                 let what = format!("there is no {matrix:?} that it could scale");
                 self.fail(Error::Weight { name: tensor.name.clone(), what });
             }
-        }
-        match self.error {
-            Some(e) => Err(e),
-            None => verify::check(&self.graph, "build").map(|()| self.graph),
         }
     }
 }

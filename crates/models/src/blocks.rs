@@ -44,6 +44,12 @@ impl<'a> Blocks<'a> {
         }
     }
 
+    /// The graph as far as it goes, and everything that was missing or did not fit.
+    pub fn survey(self) -> (Graph, Vec<Error>) {
+        let (graph, errors) = self.builder.survey();
+        (graph, self.error.into_iter().chain(errors.into_iter().map(Error::from)).collect())
+    }
+
     /// The model's rotary embedding.
     pub fn rope(&mut self) -> RopeId {
         self.rope_with(self.config.rope_theta, self.config.rope_scaling.clone())

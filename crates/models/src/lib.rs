@@ -15,6 +15,8 @@ pub mod qwen2;
 pub mod qwen3;
 pub mod rope;
 
+use std::collections::BTreeSet;
+
 use ingle_graph::{Activation, Graph};
 use ingle_tensor::{Checkpoint, Source};
 
@@ -201,12 +203,47 @@ pub struct Model {
     pub graph: Graph,
 }
 
+/// What can be said of a checkpoint that may not be whole.
+#[derive(Debug)]
+pub struct Survey {
+    /// Settings read from the checkpoint.
+    pub config: Config,
+    /// Tensors that are missing, of another shape, or of a type that their use does not allow; a broken setting.
+    pub faults: Vec<Error>,
+    /// Names of the tensors that the model reads.
+    pub tensors: BTreeSet<String>,
+}
+
 impl Model {
     /// Recognizes the checkpoint's family, reads its settings and declares its graph.
     ///
     /// # Errors
-    /// A GGUF file that is no model, an unknown architecture, a missing setting, or the first tensor that is missing or of another shape.
+    /// A GGUF file that is no model, an unknown architecture, a missing setting, or the first tensor that is missing or
+    /// of another shape.
     pub fn open(checkpoint: &Checkpoint) -> Result<Self> {
+        let (family, config) = Self::recognize(checkpoint)?;
+        let mut blocks = Blocks::new(checkpoint, &config);
+        (family.build)(&mut blocks);
+        let graph = blocks.finish()?;
+        Ok(Self { config, graph })
+    }
+
+    /// Everything about the checkpoint that [`Model::open`] would refuse, and the names of the tensors that a model of its
+    /// settings reads.
+    ///
+    /// # Errors
+    /// A file that is no model, an unknown architecture, a missing setting: nothing can be said of tensors then.
+    pub fn survey(checkpoint: &Checkpoint) -> Result<Survey> {
+        let (family, config) = Self::recognize(checkpoint)?;
+        let mut blocks = Blocks::new(checkpoint, &config);
+        (family.build)(&mut blocks);
+        let (graph, faults) = blocks.survey();
+        let tensors = graph.weights.into_iter().map(|weight| weight.name).collect();
+        Ok(Survey { config, faults, tensors })
+    }
+
+    /// The family and the settings of a checkpoint.
+    fn recognize(checkpoint: &Checkpoint) -> Result<(&'static Family, Config)> {
         checkpoint.require_model()?;
         let (name, gguf) = match checkpoint.source() {
             Source::Gguf(m) => (m.str("general.architecture")?.to_string(), true),
@@ -222,11 +259,7 @@ impl Model {
             let known: Vec<_> = FAMILIES.iter().map(|f| f.name).collect();
             Error::UnknownFamily { name: name.clone(), known: known.join(", ") }
         })?;
-        let config = Config::read(checkpoint, family)?;
-        let mut blocks = Blocks::new(checkpoint, &config);
-        (family.build)(&mut blocks);
-        let graph = blocks.finish()?;
-        Ok(Self { config, graph })
+        Ok((family, Config::read(checkpoint, family)?))
     }
 }
 

@@ -1,6 +1,7 @@
 //! A model's files behind one face: name → dtype, shape, byte range.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::bytes::Bytes;
@@ -64,6 +65,19 @@ pub struct Checkpoint {
     tensors: Vec<TensorInfo>,
     index: HashMap<String, usize>,
     unread: Vec<Unread>,
+    /// Where the data of each GGUF file begins, and its alignment; nothing for safetensors, whose tensors leave no gaps.
+    areas: Vec<(u64, u64)>,
+}
+
+/// Bytes of a file's data that belong to no tensor and are no padding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gap<'a> {
+    /// Which of the checkpoint's files.
+    pub file: usize,
+    /// Where, in bytes from the start of that file.
+    pub bytes: Range<u64>,
+    /// The tensor after the gap; none at the end of the file.
+    pub before: Option<&'a str>,
 }
 
 /// A tensor whose element type has a known size and no decoder: it keeps no model from loading that does not ask for it.
@@ -90,7 +104,8 @@ impl Checkpoint {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if path.is_dir() || name.ends_with(".safetensors") || name.ends_with(".json") {
             let opened = safetensors::open(path)?;
-            return Self::new(path, opened.source, opened.files, opened.tensors, opened.unread);
+            let new = Self::new(path, opened.source, opened.files, opened.tensors)?;
+            return Ok(Self { unread: opened.unread, ..new });
         }
         let bytes = Bytes::map(path)?;
         if !bytes.starts_with(&gguf::MAGIC) {
@@ -107,19 +122,36 @@ impl Checkpoint {
             return Err(Error::NotAModel { found, hint }.in_file(path));
         }
         let gguf = Gguf::parse(&bytes).map_err(|error| error.in_file(path))?;
-        let (files, metadata, tensors) = gguf::open_parts(path, bytes, gguf)?;
-        Self::new(path, Source::Gguf(metadata), files, tensors, Vec::new())
+        let parts = gguf::open_parts(path, bytes, gguf)?;
+        let new = Self::new(path, Source::Gguf(parts.metadata), parts.files, parts.tensors)?;
+        Ok(Self { areas: parts.areas, ..new })
     }
 
-    fn new(
-        path: &Path,
-        source: Source,
-        files: Vec<Bytes>,
-        tensors: Vec<TensorInfo>,
-        unread: Vec<Unread>,
-    ) -> Result<Self> {
+    fn new(path: &Path, source: Source, files: Vec<Bytes>, tensors: Vec<TensorInfo>) -> Result<Self> {
         let index = index_by_name(&tensors).map_err(|error| error.in_file(path))?;
-        Ok(Self { path: path.into(), source, files, tensors, index, unread })
+        Ok(Self { path: path.into(), source, files, tensors, index, unread: Vec::new(), areas: Vec::new() })
+    }
+
+    /// The stretches of data that belong to no tensor, file by file. Padding up to the alignment is none, and what
+    /// follows the last tensor counts only beyond it.
+    pub fn gaps(&self) -> Vec<Gap<'_>> {
+        let mut order: Vec<&TensorInfo> = self.tensors.iter().collect();
+        order.sort_unstable_by_key(|tensor| (tensor.file, tensor.offset));
+        let mut gaps = Vec::new();
+        for (file, &(start, alignment)) in self.areas.iter().enumerate() {
+            let mut end = start;
+            let mut note = |bytes: Range<u64>, before| {
+                if bytes.start.next_multiple_of(alignment) < bytes.end {
+                    gaps.push(Gap { file, bytes, before });
+                }
+            };
+            for tensor in order.iter().filter(|tensor| tensor.file == file) {
+                note(end..tensor.offset, Some(tensor.name.as_str()));
+                end = tensor.offset + tensor.bytes;
+            }
+            note(end..self.files[file].len() as u64, None);
+        }
+        gaps
     }
 
     /// Refuses a GGUF file that is something else than a model, saying what it is.

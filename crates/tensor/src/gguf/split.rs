@@ -14,20 +14,27 @@ const NO: &str = "split.no";
 const COUNT: &str = "split.count";
 const TENSORS: &str = "split.tensors.count";
 
-/// The files, keys and tensors of the model that the opened file belongs to: itself, or all parts in order.
-pub(crate) fn open_parts(
-    path: &Path,
-    bytes: Bytes,
-    opened: Gguf,
-) -> Result<(Vec<Bytes>, Metadata, Vec<TensorInfo>)> {
+/// The parts of a model in order, or its only file.
+pub(crate) struct Parts {
+    pub files: Vec<Bytes>,
+    /// Of each file: where its data begins, and its alignment.
+    pub areas: Vec<(u64, u64)>,
+    /// The first part's.
+    pub metadata: Metadata,
+    pub tensors: Vec<TensorInfo>,
+}
+
+/// The model that the opened file belongs to: itself, or all parts.
+pub(crate) fn open_parts(path: &Path, bytes: Bytes, opened: Gguf) -> Result<Parts> {
     let count = opened.metadata.usize_opt(COUNT).map_err(|error| error.in_file(path))?.unwrap_or(1);
     if count <= 1 {
-        return Ok((vec![bytes], opened.metadata, opened.tensors));
+        let areas = vec![(opened.data_start, opened.alignment)];
+        return Ok(Parts { files: vec![bytes], areas, metadata: opened.metadata, tensors: opened.tensors });
     }
     let no = opened.metadata.usize(NO).map_err(|error| error.in_file(path))?;
     let stem = stem(path, no, count).map_err(|error| error.in_file(path))?;
 
-    let mut files = Vec::new();
+    let (mut files, mut areas) = (Vec::new(), Vec::new());
     let mut tensors = Vec::new();
     let mut metadata = None;
     for part in 0..count {
@@ -42,6 +49,7 @@ pub(crate) fn open_parts(
         let gguf = Gguf::parse(&bytes).and_then(|gguf| check_part(gguf, part, count));
         let gguf = gguf.map_err(|error| error.in_file(&path))?;
         tensors.extend(gguf.tensors.into_iter().map(|tensor| TensorInfo { file: part, ..tensor }));
+        areas.push((gguf.data_start, gguf.alignment));
         metadata.get_or_insert(gguf.metadata);
         files.push(bytes);
     }
@@ -51,7 +59,7 @@ pub(crate) fn open_parts(
             let problem = format!("it is {total}, but the {count} parts hold {} tensors", tensors.len());
             Err(Error::key(TENSORS, problem).in_file(path))
         }
-        _ => Ok((files, metadata, tensors)),
+        _ => Ok(Parts { files, areas, metadata, tensors }),
     }
 }
 

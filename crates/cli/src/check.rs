@@ -1,0 +1,169 @@
+//! `ingle check`: everything that is wrong with a model file, and what to do about it.
+//!
+//! A fault of structure is the only one that is told: nothing behind it can be trusted. All others are collected: bytes
+//! between tensors, values that are not finite, tensors that are missing or misshapen, a tokenizer or a chat template
+//! that does not work. What is merely odd is a note.
+
+mod text;
+mod values;
+
+use std::io::{Write, stdout};
+
+use ingle_models::{Model, Survey};
+use ingle_tensor::Checkpoint;
+use serde_json::{Value, json};
+
+use crate::error::{Error, Result};
+use crate::flags::Check;
+use crate::session;
+use crate::term::{Paint, plain, thousands};
+
+/// One thing that was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Finding {
+    /// Where: "structure", "settings", "tokenizer", or a tensor by name.
+    place: String,
+    what: String,
+    /// What to do; empty for a note, and where `what` says it.
+    advice: &'static str,
+}
+
+/// Everything that was found.
+#[derive(Debug, Default)]
+struct Findings {
+    problems: Vec<Finding>,
+    notes: Vec<Finding>,
+}
+
+const FETCH: &str = "fetch the file again, or convert the model again";
+const CONVERT: &str = "convert the model again from its source";
+
+impl Findings {
+    fn problem(&mut self, place: &str, what: impl ToString, advice: &'static str) {
+        let finding = Finding { place: place.into(), what: what.to_string(), advice };
+        // A tensor that a model reads twice is missing once.
+        if !self.problems.contains(&finding) {
+            self.problems.push(finding);
+        }
+    }
+
+    fn note(&mut self, place: &str, what: impl ToString) {
+        self.notes.push(Finding { place: place.into(), what: what.to_string(), advice: "" });
+    }
+}
+
+/// Checks a file or a folder and prints what was found.
+///
+/// # Errors
+/// [`Error::Unsound`] when anything is wrong; no such file.
+pub fn check(flags: &Check) -> Result<()> {
+    let path = session::resolve(Some(&flags.model))?;
+    let mut findings = Findings::default();
+    let checkpoint = Checkpoint::open(&path);
+    match &checkpoint {
+        Err(error) => findings.problem("structure", error, FETCH),
+        Ok(checkpoint) => {
+            gaps(checkpoint, &mut findings);
+            values::check(checkpoint, &mut findings);
+            match checkpoint.require_model() {
+                // What is no model needs no tokenizer either.
+                Err(error) => findings.problem("structure", error, ""),
+                Ok(()) => {
+                    let rows = model(checkpoint, &mut findings);
+                    text::check(checkpoint, rows, &mut findings);
+                }
+            }
+        }
+    }
+    let Findings { problems, notes } = &findings;
+    if flags.json {
+        let list = |found: &[Finding]| found.iter().map(json).collect::<Vec<_>>();
+        let size = checkpoint.as_ref().ok().map(|c| (c.total_bytes(), c.tensors().len()));
+        let report = json!({ "path": path.to_string_lossy(), "ok": problems.is_empty(), "bytes": size.map(|s| s.0),
+            "tensors": size.map(|s| s.1), "problems": list(problems), "notes": list(notes) });
+        writeln!(stdout(), "{report:#}")?;
+    } else {
+        let paint = Paint::stdout();
+        let mut out = stdout().lock();
+        for Finding { place, what, advice } in problems {
+            let advice = if advice.is_empty() { String::new() } else { format!(": {advice}") };
+            writeln!(out, "{} {}: {}{advice}", paint.bad("problem"), plain(place), one_line(what))?;
+        }
+        for Finding { place, what, .. } in notes {
+            writeln!(out, "{} {}: {}", paint.dim("note"), plain(place), one_line(what))?;
+        }
+        if let (Ok(checkpoint), true) = (&checkpoint, problems.is_empty()) {
+            let (total, tensors) = (thousands(checkpoint.total_bytes()), checkpoint.tensors().len());
+            writeln!(out, "{} {}: {total} bytes, {tensors} tensors", paint.good("sound"), path.display())?;
+        }
+    }
+    match problems.len() {
+        0 => Ok(()),
+        problems => Err(Error::Unsound { problems }),
+    }
+}
+
+fn json(finding: &Finding) -> Value {
+    match finding.advice {
+        "" => json!({ "where": finding.place, "what": finding.what }),
+        advice => json!({ "where": finding.place, "what": finding.what, "do": advice }),
+    }
+}
+
+fn one_line(text: &str) -> String {
+    plain(&text.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// A tensor as a place.
+fn of_tensor(name: &str) -> String {
+    format!("tensor {name}")
+}
+
+/// Bytes that belong to no tensor. Readers that want tensors one after the other refuse those between two; those at the
+/// end hurt nobody.
+fn gaps(checkpoint: &Checkpoint, findings: &mut Findings) {
+    for gap in checkpoint.gaps() {
+        let count = thousands(gap.bytes.end - gap.bytes.start);
+        let at = format!("at byte {} of file {}", gap.bytes.start, gap.file + 1);
+        match gap.before {
+            Some(next) => findings.problem(
+                &of_tensor(next),
+                format!("{count} bytes before it, {at}, belong to no tensor"),
+                "write the file again",
+            ),
+            None => {
+                findings.note("structure", format!("{count} bytes {at}, after the last tensor, are not used"))
+            }
+        }
+    }
+    for tensor in checkpoint.unread() {
+        findings.note(&of_tensor(&tensor.name), format!("its element type {} is not read", tensor.element));
+    }
+}
+
+/// Family, settings and tensors. Returns the size of the vocabulary, where the settings can be read.
+fn model(checkpoint: &Checkpoint, findings: &mut Findings) -> Option<usize> {
+    let Survey { config, faults, tensors } = match Model::survey(checkpoint) {
+        Ok(survey) => survey,
+        Err(error) => {
+            let advice = match error {
+                ingle_models::Error::UnknownFamily { .. } => {
+                    "run it with another program, or a later version of this one"
+                }
+                _ => CONVERT,
+            };
+            findings.problem("settings", error, advice);
+            return None;
+        }
+    };
+    for fault in faults {
+        findings.problem("tensors", fault, CONVERT);
+    }
+    // Tables that a family reads while it sets itself up, and buffers that old converters kept.
+    let is_known = |name: &str| name.starts_with("rope_") || name.ends_with(".rotary_emb.inv_freq");
+    let names = checkpoint.tensors().iter().map(|tensor| &tensor.name);
+    for name in names.filter(|name| !tensors.contains(*name) && !is_known(name)) {
+        findings.note(&of_tensor(name), "the model does not use it");
+    }
+    Some(config.vocabulary)
+}

@@ -1,0 +1,69 @@
+//! Tokenizer, chat template and sampling defaults: loaded, and one conversation through all of them.
+
+use ingle_engine::handle::Language;
+use ingle_engine::text::tokenizer::TokenizerError;
+use ingle_engine::text::{Conversation, Tokenizer};
+use ingle_tensor::gguf::{Metadata, Value};
+use ingle_tensor::{Checkpoint, Source};
+use serde_json::json;
+
+use super::{CONVERT, Findings};
+
+/// Checks what a model's files say about text; `rows` is the size of the model's vocabulary, where that is known.
+pub(super) fn check(checkpoint: &Checkpoint, rows: Option<usize>, findings: &mut Findings) {
+    let (tokenizer, ids_outside) = match checkpoint.source() {
+        Source::Gguf(metadata) => (Tokenizer::from_gguf(metadata), ids_outside(metadata, findings)),
+        Source::SafeTensors { dir, .. } => (Tokenizer::from_dir(dir), 0),
+    };
+    let tokenizer = match tokenizer {
+        Ok(tokenizer) => tokenizer,
+        // Told with all others of its kind.
+        Err(TokenizerError::TokenId { .. }) if ids_outside > 0 => return,
+        Err(error) => return findings.problem("tokenizer", error, CONVERT),
+    };
+    let tokens = tokenizer.vocab_len();
+    if let Some(rows) = rows.filter(|&rows| tokens > rows) {
+        let what = format!("it has {tokens} tokens, but the model has rows for {rows}");
+        findings.problem("tokenizer", what, "use the tokenizer that belongs to this model");
+    } else if let Some(rows) = rows.filter(|&rows| tokens < rows) {
+        findings.note("tokenizer", format!("it has {tokens} tokens, and the model rows for {rows}"));
+    }
+    let language = match Language::open(checkpoint) {
+        Ok(language) => language,
+        Err(error) => return findings.problem("chat template and sampling defaults", error, CONVERT),
+    };
+    if language.tokenizer().eog().is_empty() {
+        findings.note("tokenizer", "no token ends a reply");
+    }
+    if language.template().is_none() {
+        return findings.note("chat template", "there is none: a base model");
+    }
+    let conversation = Conversation::new(vec![
+        json!({ "role": "user", "content": "Name a river." }),
+        json!({ "role": "assistant", "content": "The Elbe." }),
+        json!({ "role": "user", "content": "And another?" }),
+    ]);
+    match language.chat(&conversation) {
+        Ok(ids) if ids.is_empty() => {
+            findings.problem("chat template", "a conversation becomes no tokens at all", CONVERT);
+        }
+        Ok(_) => {}
+        Err(error) => findings.problem("chat template", error, "use --raw, or another copy of the model"),
+    }
+}
+
+/// Special tokens with an id that no token has; how many there are.
+fn ids_outside(metadata: &Metadata, findings: &mut Findings) -> usize {
+    let Some(Value::Array(tokens)) = metadata.get("tokenizer.ggml.tokens") else { return 0 };
+    let is_id = |key: &&str| key.starts_with("tokenizer.ggml.") && key.ends_with("_token_id");
+    let outside = metadata.keys().filter(is_id).filter_map(|key| {
+        let id = metadata.u32_opt(key).ok().flatten()?;
+        (id as usize >= tokens.len()).then_some((key, id))
+    });
+    let outside: Vec<_> = outside.collect();
+    for (key, id) in &outside {
+        let what = format!("{key} is {id}, but the vocabulary has {} tokens", tokens.len());
+        findings.problem("tokenizer", what, CONVERT);
+    }
+    outside.len()
+}

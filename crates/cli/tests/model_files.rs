@@ -1,0 +1,421 @@
+//! `synth` and `check` as whole processes: files made, and files damaged in every way that can be told.
+#![cfg(unix)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use ingle_tensor::gguf::Writer;
+use ingle_tensor::{Checkpoint, DType, Source};
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
+}
+
+/// `ingle` with nothing of this machine within reach but what the test gives it.
+fn ingle(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ingle"));
+    command.env_clear().args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn output(args: &[&str]) -> Output {
+    ingle(args).output().unwrap()
+}
+
+/// The report of a check, and its exit code.
+fn check(path: &Path) -> (Value, Option<i32>) {
+    let output = output(&["check", "--json", path.to_str().unwrap()]);
+    let report = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
+    (report, output.status.code())
+}
+
+/// The findings of one kind, as `where: what`.
+fn list(report: &Value, kind: &str) -> Vec<String> {
+    let text = |finding: &Value, key: &str| finding[key].as_str().unwrap_or_default().to_string();
+    let findings = report[kind].as_array().unwrap().iter();
+    findings.map(|finding| format!("{}: {}", text(finding, "where"), text(finding, "what"))).collect()
+}
+
+/// A tensor on its way to a changed file.
+struct Tensor {
+    name: String,
+    dtype: DType,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+/// What is changed of a sound file.
+struct Damage {
+    /// Keys that are left out.
+    without: &'static [&'static str],
+    /// Keys that are added.
+    keys: fn(&mut Writer<'_>),
+    tensors: fn(&mut Vec<Tensor>),
+}
+
+const NONE: Damage = Damage { without: &[], keys: |_| (), tensors: |_| () };
+
+/// Writes a small llama with some damage.
+fn write_damaged(path: &Path, damage: &Damage) {
+    let checkpoint = Checkpoint::open(&fixture("gguf/llama-s1/model-legacy.gguf")).unwrap();
+    let Source::Gguf(metadata) = checkpoint.source() else { panic!("it is GGUF") };
+    let tensor = |t: &ingle_tensor::TensorInfo| Tensor {
+        name: t.name.clone(),
+        dtype: t.dtype,
+        shape: t.shape.clone(),
+        bytes: checkpoint.data(t).to_vec(),
+    };
+    let mut tensors = checkpoint.tensors().iter().map(tensor).collect();
+    (damage.tensors)(&mut tensors);
+    let mut writer = Writer::new();
+    writer.copy(metadata, damage.without).unwrap();
+    (damage.keys)(&mut writer);
+    for Tensor { name, dtype, shape, bytes } in tensors {
+        writer.tensor(&name, dtype, &shape, bytes).unwrap();
+    }
+    fs::write(path, writer.to_bytes()).unwrap();
+}
+
+fn tensor<'a>(tensors: &'a mut [Tensor], name: &str) -> &'a mut Tensor {
+    tensors.iter_mut().find(|tensor| tensor.name == name).unwrap()
+}
+
+#[test]
+fn what_is_well_is_sound() {
+    for model in [
+        "gguf/llama-s1/model-f16.gguf",
+        "gguf/llama-s1/model-legacy.gguf",
+        "gguf/llama-s1-wide/model-q4_k_m.gguf",
+        "gguf/qwen2-s1/model-q8_0.gguf",
+        "gguf/qwen3-s1/model-q8_0.gguf",
+        "gguf/gemma3_text-s1/model-q8_0.gguf",
+    ] {
+        let (report, code) = check(&fixture(model));
+        assert_eq!(
+            (list(&report, "problems"), &report["ok"], code),
+            (vec![], &Value::from(true), Some(0)),
+            "{model}"
+        );
+    }
+    let text = output(&["check", fixture("gguf/llama-s1/model-f16.gguf").to_str().unwrap()]);
+    let said = String::from_utf8(text.stdout).unwrap();
+    assert!(
+        said.contains("sound ") && said.contains("bytes, 30 tensors") && text.stderr.is_empty(),
+        "{said}"
+    );
+}
+
+/// (damage, problems, notes): each is a whole report; what is listed has to be in it in this order.
+#[test]
+fn every_planted_fault_is_told() {
+    let rows: &[(Damage, &[&str], &[&str])] = &[
+        (NONE, &[], &[]),
+        (
+            Damage {
+                tensors: |t| {
+                    let norm = tensor(t, "blk.1.attn_norm.weight");
+                    norm.bytes[4 * 5..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
+                    norm.bytes[4 * 63..][..4].copy_from_slice(&f32::INFINITY.to_le_bytes());
+                },
+                ..NONE
+            },
+            &[
+                "tensor blk.1.attn_norm.weight: 2 of its 64 values are not finite, the first in row 0, column 5",
+            ],
+            &[],
+        ),
+        (
+            // The scale of the second block of row 1.
+            Damage {
+                tensors: |t| {
+                    let table = tensor(t, "token_embd.weight");
+                    assert_eq!(table.dtype, DType::Q8_0);
+                    table.bytes[34 * 3..][..2].copy_from_slice(&[0, 0x7c]);
+                    table.bytes[34 * 3 + 2..][..32].fill(1);
+                },
+                ..NONE
+            },
+            &[
+                "tensor token_embd.weight: 32 of its 32768 values are not finite, the first in row 1, column 32",
+            ],
+            &[],
+        ),
+        (
+            Damage { tensors: |t| tensor(t, "blk.0.ffn_norm.weight").bytes.fill(0), ..NONE },
+            &[],
+            &["tensor blk.0.ffn_norm.weight: all its values are zero"],
+        ),
+        (
+            Damage {
+                tensors: |t| {
+                    tensor(t, "blk.0.attn_q.weight").name = "blk.0.attn_p.weight".into();
+                    t.retain(|t| t.name != "output_norm.weight");
+                    let norm = tensor(t, "blk.2.ffn_norm.weight");
+                    (norm.shape, norm.bytes) = (vec![32], norm.bytes[..128].to_vec());
+                },
+                ..NONE
+            },
+            &[
+                "tensors: ",
+                "blk.0.attn_q.weight",
+                "is missing",
+                "blk.2.ffn_norm.weight",
+                "shape [32], but the model's settings ask for [64]",
+                "output_norm.weight",
+                "is missing",
+            ],
+            &["tensor blk.0.attn_p.weight: the model does not use it"],
+        ),
+        (
+            Damage {
+                without: &["general.architecture"],
+                keys: |w| w.set("general.architecture", "lambs").unwrap(),
+                ..NONE
+            },
+            &["settings: architecture \"lambs\" is not supported"],
+            &[],
+        ),
+        (
+            Damage { without: &["llama.attention.head_count"], ..NONE },
+            &["settings: setting llama.attention.head_count: is missing"],
+            &[],
+        ),
+        (
+            Damage {
+                without: &["tokenizer.ggml.eos_token_id"],
+                keys: |w| {
+                    w.set("tokenizer.ggml.eos_token_id", &512u32).unwrap();
+                    w.set("tokenizer.ggml.seperator_token_id", &100_000u32).unwrap();
+                },
+                ..NONE
+            },
+            &[
+                "tokenizer: tokenizer.ggml.eos_token_id is 512, but the vocabulary has 512 tokens",
+                "tokenizer: tokenizer.ggml.seperator_token_id is 100000, but",
+            ],
+            &[],
+        ),
+        (
+            Damage {
+                without: &["tokenizer.ggml.merges"],
+                keys: |w| w.set("tokenizer.ggml.merges", &["a zebra"]).unwrap(),
+                ..NONE
+            },
+            &["tokenizer: tokenizer.ggml.merges, entry 0 (\"a zebra\"): there is no token \"zebra\""],
+            &[],
+        ),
+        (
+            Damage {
+                without: &["tokenizer.ggml.token_type"],
+                keys: |w| w.set("tokenizer.ggml.token_type", &[1i32; 500]).unwrap(),
+                ..NONE
+            },
+            &["tokenizer: tokenizer.ggml.token_type has 500 entries, but there are 512 tokens"],
+            &[],
+        ),
+        (
+            Damage { without: &["tokenizer.ggml.model"], ..NONE },
+            &["tokenizer: metadata key \"tokenizer.ggml.model\" is missing"],
+            &[],
+        ),
+        (
+            Damage {
+                without: &["tokenizer.chat_template"],
+                keys: |w| w.set("tokenizer.chat_template", "{% for %}").unwrap(),
+                ..NONE
+            },
+            &["chat template and sampling defaults: chat_template does not compile"],
+            &[],
+        ),
+        (
+            Damage {
+                without: &["tokenizer.chat_template"],
+                keys: |w| w.set("tokenizer.chat_template", "{{ raise_exception('not today') }}").unwrap(),
+                ..NONE
+            },
+            &["chat template: the model's chat template refuses this conversation: not today"],
+            &[],
+        ),
+        (
+            Damage { without: &["tokenizer.chat_template"], ..NONE },
+            &[],
+            &["chat template: there is none: a base model"],
+        ),
+        (
+            Damage {
+                without: &["general.type"],
+                keys: |w| w.set("general.type", "imatrix").unwrap(),
+                ..NONE
+            },
+            &["structure: ", "it is an importance matrix"],
+            &[],
+        ),
+        // All at once: nothing hides another.
+        (
+            Damage {
+                without: &["tokenizer.ggml.eos_token_id"],
+                keys: |w| w.set("tokenizer.ggml.eos_token_id", &900u32).unwrap(),
+                tensors: |t| {
+                    tensor(t, "blk.0.attn_norm.weight").bytes[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+                    t.retain(|t| t.name != "blk.2.attn_k.weight");
+                },
+            },
+            &[
+                "tensor blk.0.attn_norm.weight: 1 of its 64 values are not finite",
+                "tensors: ",
+                "blk.2.attn_k.weight",
+                "is missing",
+                "tokenizer: tokenizer.ggml.eos_token_id is 900",
+            ],
+            &[],
+        ),
+    ];
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("m.gguf");
+    for (i, (damage, problems, notes)) in rows.iter().enumerate() {
+        write_damaged(&path, damage);
+        let (report, code) = check(&path);
+        assert_eq!(code, Some(i32::from(!problems.is_empty())), "row {i}: {report}");
+        for (kind, wanted) in [("problems", problems), ("notes", notes)] {
+            let found = list(&report, kind).join("\n");
+            let mut rest = found.as_str();
+            for part in *wanted {
+                let at =
+                    rest.find(part).unwrap_or_else(|| panic!("row {i}: {kind} lack {part:?} in {found}"));
+                rest = &rest[at + part.len()..];
+            }
+            // Nothing is told twice, and nothing that is not there.
+            let lines = wanted.iter().filter(|part| part.contains(": ") || part.starts_with("blk")).count();
+            assert!(found.lines().count() <= lines.max(wanted.len()), "row {i}: {kind} {found}");
+        }
+    }
+}
+
+#[test]
+fn a_fault_of_structure_is_the_only_one() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("m.gguf");
+    let sound = fs::read(fixture("gguf/llama-s1/model-legacy.gguf")).unwrap();
+    let after = |name: &str, at: usize| {
+        sound.windows(name.len()).position(|w| w == name.as_bytes()).unwrap() + name.len() + at
+    };
+    let mut broken = Vec::new();
+    let mut change = |at: usize, bytes: &[u8], want: &'static str| {
+        let mut changed = sound.clone();
+        changed[at..at + bytes.len()].copy_from_slice(bytes);
+        broken.push((changed, want));
+    };
+    change(0, b"GGML", "not a GGUF");
+    change(4, &[1], "GGUF version 1 is not supported");
+    change(8, &[255], "names");
+    // Behind a matrix's name: dimension count, two dimensions, type, offset.
+    let offset = after("blk.0.attn_k.weight", 4 + 16 + 4);
+    change(offset, &1u64.to_le_bytes(), "is not a multiple of the alignment 32");
+    change(offset, &0u64.to_le_bytes(), "inside tensor");
+    change(offset, &(1u64 << 40).to_le_bytes(), "remain in the file");
+    change(after("blk.0.attn_k.weight", 0), &[9], "it has 9 dimensions");
+    change(after("blk.0.attn_k.weight", 20), &[200], "element type 200");
+    broken.push((sound[..sound.len() - 1000].to_vec(), "remain in the file"));
+    broken.push((Vec::new(), "it is empty"));
+    for (bytes, want) in &broken[..] {
+        fs::write(&path, bytes).unwrap();
+        let (report, code) = check(&path);
+        let problems = list(&report, "problems");
+        assert_eq!((problems.len(), code), (1, Some(1)), "{want}: {problems:?}");
+        assert!(
+            *want == "names" || problems[0].starts_with("structure: ") && problems[0].contains(want),
+            "{want}: {problems:?}"
+        );
+        assert_eq!((&report["bytes"], report["problems"][0]["do"].as_str().is_some()), (&Value::Null, true));
+    }
+    // As lines: one for the problem, one for the end.
+    let output = output(&["check", path.to_str().unwrap()]);
+    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(out.starts_with("problem structure: ") && out.lines().count() == 1, "{out}");
+    assert_eq!(err, "error: 1 problem was found\n");
+}
+
+#[test]
+fn bytes_between_tensors_and_after_them() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("m.gguf");
+    let mut bytes = fs::read(fixture("gguf/llama-s1/model-legacy.gguf")).unwrap();
+    let checkpoint = Checkpoint::open(&fixture("gguf/llama-s1/model-legacy.gguf")).unwrap();
+    let last = checkpoint.tensors().iter().max_by_key(|t| t.offset).unwrap();
+    // The last tensor begins 64 bytes later, and 100 bytes follow.
+    let name =
+        bytes.windows(last.name.len()).position(|w| w == last.name.as_bytes()).unwrap() + last.name.len();
+    let field = name + 4 + 8 * last.shape.len() + 4;
+    let offset = u64::from_le_bytes(bytes[field..field + 8].try_into().unwrap()) + 64;
+    bytes[field..field + 8].copy_from_slice(&offset.to_le_bytes());
+    let at = last.offset as usize;
+    bytes.splice(at..at, [0; 64]);
+    bytes.extend([0; 100]);
+    fs::write(&path, bytes).unwrap();
+    let (report, code) = check(&path);
+    let (problems, notes) = (list(&report, "problems"), list(&report, "notes"));
+    assert_eq!((problems.len(), notes.len(), code), (1, 1, Some(1)), "{report}");
+    assert!(
+        problems[0].starts_with(&format!("tensor {}: ", last.name))
+            && problems[0].contains("belong to no tensor")
+    );
+    assert!(notes[0].contains("after the last tensor, are not used"), "{notes:?}");
+}
+
+#[test]
+fn folders_are_checked_too() {
+    let (report, code) = check(&fixture("models/llama"));
+    let problems = list(&report, "problems");
+    assert_eq!((problems.len(), code), (1, Some(1)));
+    assert!(problems[0].starts_with("tokenizer: ") && problems[0].contains("tokenizer.json"), "{problems:?}");
+    let absent = output(&["check", "/no/such/model"]);
+    assert_eq!((absent.status.code(), absent.stdout.len()), (Some(1), 0));
+    assert_eq!(output(&["check"]).status.code(), Some(2));
+}
+
+#[test]
+fn synth_says_the_size_and_writes_nothing() {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("m.gguf").display().to_string();
+    let dry = output(&["synth", "llama8b-q4_k_m", &out, "--dry-run"]);
+    let said = String::from_utf8(dry.stdout).unwrap();
+    assert!(said.starts_with("llama8b-q4_k_m: 4,91") && said.contains("GiB), 292 tensors, seed 0"), "{said}");
+    fs::write(&out, "mine").unwrap();
+    let refused = output(&["synth", "smollm2-135m-q4_0", &out]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is there already"), "{refused:?}");
+    assert_eq!(fs::read(&out).unwrap(), b"mine");
+    for args in [
+        &["synth"][..],
+        &["synth", "llama8b", &out],
+        &["synth", "llama8b-q9", &out],
+        &["synth", "gpt-f16", &out],
+    ] {
+        let usage = output(args);
+        assert_eq!(usage.status.code(), Some(2), "{args:?}");
+        let names = String::from_utf8_lossy(&usage.stderr).contains("qwen3_30b_a3b, with -TYPE");
+        assert_eq!(names, args.len() == 3, "{usage:?}");
+    }
+}
+
+#[test]
+fn an_interrupted_synth_leaves_nothing() {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("m.gguf").display().to_string();
+    let child = ingle(&["synth", "smollm2-135m-f32", &out, "-t", "1"]).spawn().unwrap();
+    // The file is begun before the first weight is made.
+    let start = Instant::now();
+    while fs::read_dir(dir.path()).unwrap().count() == 0 {
+        assert!(start.elapsed() < Duration::from_secs(60), "nothing was begun");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), fs::read_dir(dir.path()).unwrap().count()), (Some(1), 0), "{said}");
+    assert!(said.ends_with("error: interrupted; nothing is left of the file\n"), "{said}");
+}
