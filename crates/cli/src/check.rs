@@ -7,6 +7,7 @@
 mod text;
 mod values;
 
+use std::collections::HashSet;
 use std::io::{Write, stdout};
 
 use ingle_models::{Model, Survey};
@@ -19,7 +20,7 @@ use crate::session;
 use crate::term::{Paint, plain, thousands};
 
 /// One thing that was found.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 struct Finding {
     /// Where: "structure", "settings", "tokenizer", or a tensor by name.
     place: String,
@@ -40,11 +41,7 @@ const CONVERT: &str = "convert the model again from its source";
 
 impl Findings {
     fn problem(&mut self, place: &str, what: impl ToString, advice: &'static str) {
-        let finding = Finding { place: place.into(), what: what.to_string(), advice };
-        // A tensor that a model reads twice is missing once.
-        if !self.problems.contains(&finding) {
-            self.problems.push(finding);
-        }
+        self.problems.push(Finding { place: place.into(), what: what.to_string(), advice });
     }
 
     fn note(&mut self, place: &str, what: impl ToString) {
@@ -136,8 +133,8 @@ fn gaps(checkpoint: &Checkpoint, findings: &mut Findings) {
             }
         }
     }
-    for tensor in checkpoint.unread() {
-        findings.note(&of_tensor(&tensor.name), format!("its element type {} is not read", tensor.element));
+    for (name, element) in checkpoint.unread() {
+        findings.note(&of_tensor(name), format!("its element type {element} is not read"));
     }
 }
 
@@ -156,11 +153,15 @@ fn model(checkpoint: &Checkpoint, findings: &mut Findings) -> Option<usize> {
             return None;
         }
     };
-    for fault in faults {
+    // A tensor that a model reads twice is missing once.
+    let mut told = HashSet::new();
+    for fault in faults.iter().map(ToString::to_string).filter(|fault| told.insert(fault.clone())) {
         findings.problem("tensors", fault, CONVERT);
     }
-    // Tables that a family reads while it sets itself up, and buffers that old converters kept.
-    let is_known = |name: &str| name.starts_with("rope_") || name.ends_with(".rotary_emb.inv_freq");
+    // What is read while a model is set up (tables of a family, factors of matrices), and buffers that old converters kept.
+    let is_known = |name: &str| {
+        name.starts_with("rope_") || name.ends_with(".scale") || name.ends_with(".rotary_emb.inv_freq")
+    };
     let names = checkpoint.tensors().iter().map(|tensor| &tensor.name);
     for name in names.filter(|name| !tensors.contains(*name) && !is_known(name)) {
         findings.note(&of_tensor(name), "the model does not use it");

@@ -104,7 +104,7 @@ fn what_is_well_is_sound() {
     let text = output(&["check", fixture("gguf/llama-s1/model-f16.gguf").to_str().unwrap()]);
     let said = String::from_utf8(text.stdout).unwrap();
     assert!(
-        said.contains("sound ") && said.contains("bytes, 30 tensors") && text.stderr.is_empty(),
+        said.contains("sound ") && said.contains("bytes, 31 tensors") && text.stderr.is_empty(),
         "{said}"
     );
 }
@@ -400,6 +400,30 @@ fn synth_says_the_size_and_writes_nothing() {
         let names = String::from_utf8_lossy(&usage.stderr).contains("qwen3_30b_a3b, with -TYPE");
         assert_eq!(names, args.len() == 3, "{usage:?}");
     }
+}
+
+/// The smallest preset, whole: it is made, it is sound, it runs, and the seed decides.
+#[test]
+fn a_synthesized_model_is_sound_and_runs() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("m.gguf");
+    let out = path.display().to_string();
+    let synth = |seed: &str, threads: &str| {
+        let made = output(&["synth", "smollm2-135m-q4_0", &out, "--force", "--seed", seed, "-t", threads]);
+        assert_eq!(String::from_utf8(made.stdout).unwrap(), format!("{out}\n"));
+        let said = String::from_utf8(made.stderr).unwrap();
+        let line = format!("smollm2-135m-q4_0: 77,093,568 bytes (73.5 MiB), 272 tensors, seed {seed}\n");
+        assert_eq!((said, made.status.code()), (line, Some(0)));
+        fs::read(&path).unwrap()
+    };
+    let other = synth("1", "1");
+    let bytes = synth("0", "1");
+    assert!(bytes == synth("0", "2") && bytes != other);
+    let (report, code) = check(&path);
+    assert_eq!((list(&report, "problems"), list(&report, "notes"), code), (vec![], vec![], Some(0)));
+    let run = output(&["run", "-m", &out, "--json", "-n", "3", "--greedy", "Name a river."]);
+    let reply: Value = serde_json::from_slice(&run.stdout).unwrap_or_else(|e| panic!("{e}: {run:?}"));
+    assert_eq!(reply["generated_ids"].as_array().unwrap().len(), 3);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A model's files behind one face: name → dtype, shape, byte range.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -64,7 +64,8 @@ pub struct Checkpoint {
     files: Vec<Bytes>,
     tensors: Vec<TensorInfo>,
     index: HashMap<String, usize>,
-    unread: Vec<Unread>,
+    /// Names and element types of the tensors that are there but not read.
+    unread: BTreeMap<String, &'static str>,
     /// Where the data of each GGUF file begins, and its alignment; nothing for safetensors, whose tensors leave no gaps.
     areas: Vec<(u64, u64)>,
 }
@@ -78,17 +79,6 @@ pub struct Gap<'a> {
     pub bytes: Range<u64>,
     /// The tensor after the gap; none at the end of the file.
     pub before: Option<&'a str>,
-}
-
-/// A tensor whose element type has a known size and no decoder: it keeps no model from loading that does not ask for it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unread {
-    /// The name in the file.
-    pub name: String,
-    /// The element type as the file names it.
-    pub element: &'static str,
-    /// Which of the checkpoint's files holds it.
-    pub file: usize,
 }
 
 impl Checkpoint {
@@ -105,7 +95,8 @@ impl Checkpoint {
         if path.is_dir() || name.ends_with(".safetensors") || name.ends_with(".json") {
             let opened = safetensors::open(path)?;
             let new = Self::new(path, opened.source, opened.files, opened.tensors)?;
-            return Ok(Self { unread: opened.unread, ..new });
+            let unread = opened.unread.into_iter().map(|tensor| (tensor.name, tensor.element)).collect();
+            return Ok(Self { unread, ..new });
         }
         let bytes = Bytes::map(path)?;
         if !bytes.starts_with(&gguf::MAGIC) {
@@ -129,7 +120,15 @@ impl Checkpoint {
 
     fn new(path: &Path, source: Source, files: Vec<Bytes>, tensors: Vec<TensorInfo>) -> Result<Self> {
         let index = index_by_name(&tensors).map_err(|error| error.in_file(path))?;
-        Ok(Self { path: path.into(), source, files, tensors, index, unread: Vec::new(), areas: Vec::new() })
+        Ok(Self {
+            path: path.into(),
+            source,
+            files,
+            tensors,
+            index,
+            unread: BTreeMap::new(),
+            areas: Vec::new(),
+        })
     }
 
     /// The stretches of data that belong to no tensor, file by file. Padding up to the alignment is none, and what
@@ -200,20 +199,19 @@ impl Checkpoint {
 
     /// Whether there is a tensor of this name, of an element type that is read or not.
     pub fn has(&self, name: &str) -> bool {
-        self.index.contains_key(name) || self.unread.iter().any(|tensor| tensor.name == name)
+        self.index.contains_key(name) || self.unread.contains_key(name)
     }
 
-    /// The tensors that are there but cannot be read.
-    pub fn unread(&self) -> &[Unread] {
-        &self.unread
+    /// Names and element types, as the file has them, of the tensors that have no decoder. They keep no model from
+    /// loading that does not ask for them.
+    pub fn unread(&self) -> impl Iterator<Item = (&str, &'static str)> {
+        self.unread.iter().map(|(name, element)| (name.as_str(), *element))
     }
 
     /// The tensor of this name, or an error that names it.
     pub fn require(&self, name: &str) -> Result<&TensorInfo> {
-        let error = || match self.unread.iter().find(|tensor| tensor.name == name) {
-            Some(Unread { element, .. }) => {
-                Error::UnknownType { found: format!("{element:?}") }.in_tensor(name)
-            }
+        let error = || match self.unread.get(name) {
+            Some(element) => Error::UnknownType { found: format!("{element:?}") }.in_tensor(name),
             None => Error::MissingTensor { name: name.into(), count: self.tensors.len() },
         };
         self.get(name).ok_or_else(|| error().in_file(&self.path))

@@ -17,6 +17,6 @@ pub mod quant;
 pub mod safetensors;
 
 pub use bytes::Bytes;
-pub use checkpoint::{Checkpoint, Gap, Source, TensorInfo, Unread};
+pub use checkpoint::{Checkpoint, Gap, Source, TensorInfo};
 pub use dtype::DType;
 pub use error::{Error, Result};

@@ -14,7 +14,7 @@ use serde::de::{Error as _, MapAccess, Visitor};
 use serde_json::Value;
 
 use crate::bytes::Bytes;
-use crate::checkpoint::{Source, TensorInfo, Unread, check_ranges, index_by_name};
+use crate::checkpoint::{Source, TensorInfo, check_ranges, index_by_name};
 use crate::{DType, Error, Result};
 
 /// Bytes a header may have, as in the format's own library.
@@ -43,6 +43,14 @@ pub(crate) struct Opened {
     pub files: Vec<Bytes>,
     pub tensors: Vec<TensorInfo>,
     pub unread: Vec<Unread>,
+}
+
+/// A tensor whose element type has a known size and no decoder.
+pub(crate) struct Unread {
+    pub name: String,
+    /// The type as the file names it.
+    pub element: &'static str,
+    file: usize,
 }
 
 /// What one file holds.
