@@ -70,15 +70,10 @@ impl Synthesis {
 
     /// Makes the file; `watch` hears of the bytes of each piece, and its error ends the work. Nothing is left of a file
     /// that does not get whole.
-    fn write(
-        &self,
-        path: &Path,
-        threads: usize,
-        watch: &mut (dyn FnMut(u64) -> Result<()> + Send),
-    ) -> Result<()> {
+    fn write(&self, path: &Path, threads: usize, watch: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
         let mut file = self.outline.create(path)?;
         let pools = Pools::new(self.seed, &self.tensors);
-        pools.stream(&self.tensors, threads, &mut |name, bytes| {
+        pools.stream(&self.tensors, threads, |name, bytes| {
             file.write(name, bytes)?;
             watch(bytes.len() as u64)
         })?;

@@ -137,11 +137,11 @@ impl Pools {
     ///
     /// # Errors
     /// The first of the sink's.
-    pub fn stream<E: Send>(
+    pub fn stream<E>(
         &self,
         tensors: &[Tensor],
         threads: usize,
-        sink: &mut (dyn FnMut(&str, &[u8]) -> Result<(), E> + Send),
+        mut sink: impl FnMut(&str, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut slabs = tensors.iter().enumerate().flat_map(|(at, tensor)| {
             let step = (SLAB_BYTES / tensor.row_bytes()).max(1);
