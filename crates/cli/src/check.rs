@@ -153,6 +153,10 @@ fn model(checkpoint: &Checkpoint, findings: &mut Findings) -> Option<usize> {
             return None;
         }
     };
+    // What holds between tensors is looked at only where each is in order.
+    if let (true, Err(error)) = (faults.is_empty(), Model::open(checkpoint)) {
+        findings.problem("settings", error, CONVERT);
+    }
     // A tensor that a model reads twice is missing once.
     let mut told = HashSet::new();
     for fault in faults.iter().map(ToString::to_string).filter(|fault| told.insert(fault.clone())) {
