@@ -16,8 +16,8 @@ use crate::threads::Team;
 enum Stored {
     /// A quantized matrix for integer products. Its pages of the file are no longer needed.
     Packed(Packed),
-    /// Rows as the file has them: matrices of 16- and 32-bit floats, tables of which rows are looked up, quantized matrices whose rows
-    /// are decoded before each use, and those of formats without a packed form.
+    /// Rows as the file has them: matrices of 16- and 32-bit floats, tables of which rows are looked up, quantized
+    /// matrices whose rows are decoded before each use, and those of formats without a packed form.
     Mapped(TensorInfo),
     /// A matrix of a plain type that no kernel reads, as f32. Its pages of the file are no longer needed.
     Widened(Aligned),

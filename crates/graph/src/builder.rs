@@ -125,8 +125,8 @@ impl<'a> Builder<'a> {
         WeightId(at as u32)
     }
 
-    /// The factor that the file has beside the matrix `name.weight`, as `name.scale`, if it has one. NVFP4 needs it: its own
-    /// scales reach only so far.
+    /// The factor that the file has beside the matrix `name.weight`, as `name.scale`, if it has one. NVFP4 needs it: its
+    /// own scales reach only so far.
     fn scale_of(&mut self, name: &str) -> Option<f32> {
         let checkpoint = self.checkpoint;
         let name = format!("{}.scale", name.strip_suffix(".weight")?);

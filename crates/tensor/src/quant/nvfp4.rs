@@ -4,7 +4,8 @@
 //! for each 16 values 8 bytes, byte `i` holding code `i` in its low and code `i + 8` in its high nibble. Integer
 //! view: unit 16, so four units in a block, which share one activation scale; multiplier 2: `w = 2 f` in -12..=12,
 //! one int8 digit, no minimum, no activation sums; scale `s / 2`, exact in f32. A scale of the whole tensor is
-//! stored beside it and enters once, on the final sum. The codes 0x7f and 0xff mean "not a number" and are refused
+//! stored beside it and enters once, on the final sum; an `input_scale` there was fitted to activations of fixed
+//! scale, which are not used here. The codes 0x7f and 0xff mean "not a number" and are refused
 //! when weights are loaded ([`super::check_scales`]); decoding takes the first for 0, as the reference does, and
 //! ignores the unused bit.
 
