@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::io::{Write, stdout};
 
 use ingle_cpu::planned_bytes;
-use ingle_engine::runner::{kv_bytes, kv_plan};
+use ingle_engine::runner::{kv_group_bytes, kv_plan};
 use ingle_engine::step::EngineOptions;
 use ingle_graph::op::{Weight, WeightUse};
-use ingle_graph::{Bucket, CONTRACT_VERSION, KvPlan, PlanKey, PlanOptions, Program, dump, passes};
+use ingle_graph::{Bucket, CONTRACT_VERSION, KvGroup, KvPlan, PlanKey, PlanOptions, Program, dump, passes};
 use ingle_models::Model;
 use ingle_tensor::gguf::Value as GgufValue;
 use ingle_tensor::{Checkpoint, Source};
@@ -67,23 +67,38 @@ struct Memory {
     /// Tensors read in place from the mapped file: matrices of floats, and tables of which rows are looked up. The system
     /// holds the pages that are touched and can drop them, so they are not part of the total.
     mapped: u64,
-    kv: u64,
+    /// Keys and values, by group of layers.
+    kv: Vec<Kv>,
     arena: u64,
     rope_tables: u64,
     outputs: u64,
 }
 
+/// Keys and values of the layers that keep the same positions.
+struct Kv {
+    window: Option<usize>,
+    layers: usize,
+    pages: usize,
+    bytes: u64,
+}
+
 impl Memory {
+    fn kv_bytes(&self) -> u64 {
+        self.kv.iter().map(|group| group.bytes).sum()
+    }
+
     fn total(&self) -> u64 {
-        self.weights + self.kv + self.arena + self.rope_tables + self.outputs
+        self.weights + self.kv_bytes() + self.arena + self.rope_tables + self.outputs
     }
 }
 
 impl Plan {
     fn new(model: Model, flags: &Inspect) -> Result<Self> {
         let options = session::plan_options(&flags.options);
-        let kv = kv_plan(session::context(&model, flags.options.context), 1);
-        let step_tokens = EngineOptions::default().step_tokens.min(kv.context);
+        let engine = EngineOptions::default();
+        let context = session::context(&model, flags.options.context);
+        let kv = kv_plan(&model.graph, context, 1, engine.chunk);
+        let step_tokens = engine.step_tokens.min(kv.context);
         let compile = |t| -> Result<Program> {
             Ok(passes::compile(
                 &model.graph,
@@ -97,7 +112,7 @@ impl Plan {
             step_tokens: bucket.t,
             weights: model.graph.weights.iter().map(|w| planned_bytes(w, options.activations) as u64).sum(),
             mapped: mapped_bytes(&model, &options),
-            kv: kv_bytes(&model, &options, &kv),
+            kv: kv_groups(&model, &options, &kv),
             arena: largest.arena_bytes.iter().sum::<usize>() as u64,
             rope_tables: (kv.context * rope_pairs * 2 * size_of::<f32>()) as u64,
             outputs: largest.outputs.iter().map(|o| o.ty.bytes(bucket.r) as u64).sum(),
@@ -118,6 +133,18 @@ impl Plan {
         rows.map(|((kind, dtype, arithmetic), (count, bytes))| Kind { kind, dtype, arithmetic, count, bytes })
             .collect()
     }
+}
+
+/// What each group of layers keeps.
+fn kv_groups(model: &Model, options: &PlanOptions, kv: &KvPlan) -> Vec<Kv> {
+    let graph = &model.graph;
+    let of = |(group, KvGroup { window }): (usize, &KvGroup)| Kv {
+        window: *window,
+        layers: graph.kv.iter().filter(|layer| layer.group == group).count(),
+        pages: kv.pages[group],
+        bytes: kv_group_bytes(graph, options.kv, kv, group),
+    };
+    graph.kv_groups.iter().enumerate().map(of).collect()
 }
 
 /// Bytes of the tensors that are read in place, each counted once.
@@ -221,13 +248,18 @@ fn print(checkpoint: &Checkpoint, plan: std::result::Result<&Plan, &Error>) -> R
     )?;
     for (what, n) in [
         ("weights", m.weights),
-        ("keys and values", m.kv),
+        ("keys and values", m.kv_bytes()),
         ("arena", m.arena),
         ("rope tables", m.rope_tables),
         ("outputs", m.outputs),
         ("total", m.total()),
     ] {
         writeln!(out, "  {what:<16} {:>16} bytes  {}", thousands(n), paint.dim(&bytes(n)))?;
+    }
+    for Kv { window, layers, pages, bytes } in &m.kv {
+        let keep = window.map_or("all positions".into(), |w| format!("a window of {w} positions"));
+        let size = thousands(*bytes);
+        writeln!(out, "of keys and values, {layers} layers keep {keep}: {pages} pages, {size} bytes")?;
     }
     writeln!(out, "beside it, {} bytes of the file are read in place", thousands(m.mapped))?;
     writeln!(out, "one token reads {} bytes of weights", thousands(plan.decode.weight_bytes()))?;
@@ -285,12 +317,19 @@ fn json(checkpoint: &Checkpoint, plan: std::result::Result<&Plan, &Error>, with_
                         "arithmetic": k.arithmetic })
                 })
                 .collect();
+            let kv_groups: Vec<Value> = m
+                .kv
+                .iter()
+                .map(
+                    |g| json!({ "window": g.window, "layers": g.layers, "pages": g.pages, "bytes": g.bytes }),
+                )
+                .collect();
             put("numerics", plan.options.numerics.to_string().into());
             put("arithmetic", kinds.into());
             put(
                 "memory",
                 json!({ "context": plan.kv.context, "kv_type": plan.options.kv.to_string(),
-                    "step_tokens": m.step_tokens, "weights_bytes": m.weights, "mapped_bytes": m.mapped, "kv_bytes": m.kv,
+                    "step_tokens": m.step_tokens, "weights_bytes": m.weights, "mapped_bytes": m.mapped, "kv_bytes": m.kv_bytes(), "kv_groups": kv_groups,
                     "arena_bytes": m.arena, "rope_bytes": m.rope_tables, "outputs_bytes": m.outputs,
                     "total_bytes": m.total() }),
             );

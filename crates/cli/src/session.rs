@@ -142,8 +142,8 @@ pub fn load(
 ) -> Result<Runner> {
     let model = Arc::new(Model::open(checkpoint)?);
     let context = self::context(&model, context);
-    let kv = kv_plan(context, sequences);
-    let (wanted, held) = (kv_bytes(&model, &options, &kv), sys::memory_bytes("MemTotal:"));
+    let kv = kv_plan(&model.graph, context, sequences, EngineOptions::default().chunk);
+    let (wanted, held) = (kv_bytes(&model.graph, options.kv, &kv), sys::memory_bytes("MemTotal:"));
     if let Some(held) = held
         && wanted > held
     {

@@ -282,6 +282,29 @@ fn bad_usage_exits_2() {
     assert!(help.contains("Examples:") && help.contains("--numerics"), "{help}");
 }
 
+/// Layers with a window take the pages of a window and a chunk, twice, whatever the context is.
+#[test]
+fn inspect_counts_what_windows_keep() {
+    let model = fixture("gguf/gemma3_text-s1/model-q8_0.gguf").display().to_string();
+    // 2 heads of 32 for keys and for values, 2 bytes; pages of 32 tokens.
+    let page = 2 * 2 * 32 * 2 * 32;
+    for (context, all, window) in [("4096", 1 + 128, 1 + 36), ("256", 1 + 8, 1 + 8)] {
+        let memory = &json(&["inspect", &model, "--json", "-c", context])["memory"];
+        assert_eq!(
+            memory["kv_groups"],
+            serde_json::json!([
+                { "window": 8, "layers": 3, "pages": window, "bytes": 3 * window * page },
+                { "window": null, "layers": 1, "pages": all, "bytes": all * page },
+            ])
+        );
+        assert_eq!(memory["kv_bytes"], (3 * window + all) * page);
+    }
+    let text = stdout(&output(&["inspect", &model, "-c", "4096"]));
+    assert!(text.contains("3 layers keep a window of 8 positions: 37 pages"), "{text}");
+    let plan = stdout(&output(&["inspect", &model, "--plan"]));
+    assert!(plan.contains("kv group 0 keeps a window of 8 positions: layers 0 1 2"), "{plan}");
+}
+
 #[test]
 fn inspect_answers_before_loading() {
     let model = model();
@@ -289,6 +312,9 @@ fn inspect_answers_before_loading() {
     let memory = &plan["memory"];
     // 3 layers, 2 heads of 32 for keys and for values, 4 bytes; 7 pages of 32 tokens, and one for padding.
     assert_eq!(memory["kv_bytes"], 3 * 2 * 2 * 32 * 4 * 32 * 8);
+    let groups =
+        serde_json::json!([{ "window": null, "layers": 3, "pages": 8, "bytes": memory["kv_bytes"] }]);
+    assert_eq!(memory["kv_groups"], groups);
     assert_eq!(memory["rope_bytes"], 200 * 16 * 2 * 4);
     let parts = ["weights_bytes", "kv_bytes", "arena_bytes", "rope_bytes", "outputs_bytes"];
     let sum: u64 = parts.iter().map(|part| memory[part].as_u64().unwrap()).sum();

@@ -106,7 +106,8 @@ fn engine(model: &Path, threads: usize, isa: Option<Isa>, options: EngineOptions
     let checkpoint = Arc::new(Checkpoint::open(model).expect("a model"));
     let model = Arc::new(Model::open(&checkpoint).expect("a model"));
     let key = checkpoint.fingerprint();
-    let runner = Runner::new(cpu(threads, isa), model, checkpoint, PlanOptions::default(), kv_plan(512, 9));
+    let kv = kv_plan(&model.graph, 512, 9, options.chunk);
+    let runner = Runner::new(cpu(threads, isa), model, checkpoint, PlanOptions::default(), kv);
     Engine::new(runner.expect("loads"), key, options)
 }
 

@@ -189,8 +189,9 @@ impl Backend for Cpu {
             RopeTable::new(spec, kv.context)
                 .map_err(|error| device(format!("no rope table for a context of {}: {error}", kv.context)))
         };
-        let pool = Pool::new(&graph.kv, options.kv, kv.pages).map_err(|error| {
-            device(format!("no memory for {} pages of keys and values: {error}", kv.pages))
+        kv.check(graph)?;
+        let pool = Pool::new(&graph.kv, options.kv, &kv.pages).map_err(|error| {
+            device(format!("no memory for {:?} pages of keys and values: {error}", kv.pages))
         })?;
         self.programs.clear();
         self.paths.clear();
@@ -216,7 +217,10 @@ impl Backend for Cpu {
             let (program, loaded) = (options.activations, model.activations);
             return Err(device(format!("a program for {program} activations, loaded for {loaded}")));
         }
-        if !model.weights.serve(&program.weights) || program.ropes.len() != model.ropes.len() {
+        if !model.weights.serve(&program.weights)
+            || program.ropes.len() != model.ropes.len()
+            || program.kv_groups.len() != model.kv.pages.len()
+        {
             return Err(device("the program is not of the loaded graph"));
         }
         if let Some(segment) = program.segments.iter().find(|segment| segment.device != 0) {

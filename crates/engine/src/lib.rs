@@ -42,11 +42,24 @@ pub enum Error {
     },
     /// No sequence can go on.
     #[error(
-        "no sequence fits the KV pool of {pages} pages: raise the context or send fewer requests together"
+        "no sequence fits the KV pools of {pages:?} pages: raise the context or send fewer requests together"
     )]
     Stuck {
-        /// Pages of the pool.
-        pages: usize,
+        /// Pages of each group's pool.
+        pages: Vec<usize>,
+    },
+    /// A pool that cannot hold one sequence's window.
+    #[error(
+        "a window of {window} tokens takes {needed} pages of keys and values, but its pool has {capacity}: give the pool \
+         more pages"
+    )]
+    Pool {
+        /// The window, in tokens.
+        window: usize,
+        /// Pages the request needs at once.
+        needed: usize,
+        /// Pages the pool can hand out.
+        capacity: usize,
     },
     /// A result the program does not have.
     #[error("no result {name:?}: nothing has run, or the program was compiled without it")]

@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ingle_graph::{Backend, Bucket, Inputs, KvPlan, PAGE, PlanKey, PlanOptions, Prepared, Program, passes};
+use ingle_graph::{
+    Backend, Bucket, Graph, Inputs, KvGroup, KvPlan, KvType, PAGE, PlanKey, PlanOptions, Prepared, Program,
+    passes,
+};
 use ingle_models::Model;
 use ingle_tensor::Checkpoint;
 
@@ -25,19 +28,37 @@ pub struct Runner {
     last: Option<Bucket>,
 }
 
-/// Pages for `sequences` sequences of `context` tokens, and the one that padding rows write to.
-pub fn kv_plan(context: usize, sequences: usize) -> KvPlan {
-    KvPlan { pages: 1 + sequences * context.div_ceil(PAGE), context }
+/// Pages for `sequences` sequences of `context` tokens, and in each group the one that padding rows write to. A group with
+/// a window gets what the window and `chunk` tokens of one step touch, twice: once to compute with, and once to keep for
+/// prompts that go on from a prefix; never more than all positions would take.
+pub fn kv_plan(graph: &Graph, context: usize, sequences: usize, chunk: usize) -> KvPlan {
+    let pages = |group: &KvGroup| {
+        let all = context.div_ceil(PAGE);
+        1 + sequences * all.min(2 * group.ring(chunk, context, PAGE))
+    };
+    KvPlan { pages: graph.kv_groups.iter().map(pages).collect(), context }
 }
 
-/// Bytes of the KV pool: the graph's layers, `kv.pages` pages each.
-pub fn kv_bytes(model: &Model, options: &PlanOptions, kv: &KvPlan) -> u64 {
-    let per_cell: usize = model.graph.kv.iter().map(|l| 2 * l.heads * options.kv.bytes(l.head_dim)).sum();
-    (kv.pages * PAGE) as u64 * per_cell as u64
+/// Pages for every position of `sequences` sequences of `context` tokens in every group, as callers want that keep track of
+/// pages themselves.
+pub fn kv_plan_of_all(graph: &Graph, context: usize, sequences: usize) -> KvPlan {
+    KvPlan::uniform(graph, 1 + sequences * context.div_ceil(PAGE), context)
+}
+
+/// Bytes of the pool of one group: all its layers' keys and values in `kv.pages` pages.
+pub fn kv_group_bytes(graph: &Graph, kind: KvType, kv: &KvPlan, group: usize) -> u64 {
+    let layers = graph.kv.iter().filter(|layer| layer.group == group);
+    let per_position: usize = layers.map(|l| 2 * l.heads * kind.bytes(l.head_dim)).sum();
+    (kv.pages[group] * PAGE) as u64 * per_position as u64
+}
+
+/// Bytes of all KV pools.
+pub fn kv_bytes(graph: &Graph, kind: KvType, kv: &KvPlan) -> u64 {
+    (0..kv.pages.len()).map(|group| kv_group_bytes(graph, kind, kv, group)).sum()
 }
 
 impl Runner {
-    /// Loads the model's weights on the backend and sizes the KV pool.
+    /// Loads the model's weights on the backend and sizes the KV pools.
     ///
     /// # Errors
     /// What the backend cannot serve.
@@ -48,7 +69,7 @@ impl Runner {
         options: PlanOptions,
         kv: KvPlan,
     ) -> Result<Self> {
-        backend.load(&model.graph, checkpoint, &options, kv)?;
+        backend.load(&model.graph, checkpoint, &options, kv.clone())?;
         Ok(Self { backend, model, options, kv, programs: HashMap::new(), last: None })
     }
 
@@ -62,7 +83,7 @@ impl Runner {
         &self.options
     }
 
-    /// The KV pool.
+    /// The KV pools.
     pub fn kv(&self) -> &KvPlan {
         &self.kv
     }
@@ -92,8 +113,7 @@ impl Runner {
     /// # Errors
     /// Inputs that do not fit; a device failure.
     pub fn run(&mut self, inputs: &Inputs) -> Result<()> {
-        let sequences = inputs.tables.len().checked_div(inputs.table_stride).unwrap_or(0);
-        let bucket = Bucket::holding(inputs.tokens.len(), sequences, inputs.wanted.len());
+        let bucket = Bucket::holding(inputs.tokens.len(), inputs.sequence_count(), inputs.wanted.len());
         self.last = None;
         self.prepare(bucket)?;
         self.backend.run(self.programs[&bucket].prepared, inputs)?;

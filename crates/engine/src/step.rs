@@ -3,10 +3,10 @@
 
 use std::collections::HashMap;
 
-use ingle_graph::{CONTRACT_VERSION, Inputs, PAGE};
+use ingle_graph::{CONTRACT_VERSION, Inputs, KvGroup, PAGE};
 
 use crate::batch::{self, Part};
-use crate::kv::{Pages, PrefixCache, PrefixKey};
+use crate::kv::{Held, Kv, PrefixKey};
 use crate::request::{Event, FinishReason, Request, RequestId, TokenEvent};
 use crate::runner::Runner;
 use crate::sampler::Sampler;
@@ -19,12 +19,9 @@ struct Sequence {
     request: Request,
     /// Prompt and generated tokens.
     tokens: Vec<u32>,
-    /// Tokens whose keys and values are in the pool.
+    /// Tokens whose keys and values are in the pools.
     computed: usize,
-    pages: Vec<u32>,
-    /// Key of the prefix in the sequence's first `hashed` pages.
-    key: PrefixKey,
-    hashed: usize,
+    held: Held,
     sampler: Sampler,
 }
 
@@ -72,9 +69,10 @@ pub struct Stats {
 pub struct Engine {
     runner: Runner,
     limits: Limits,
-    options: EngineOptions,
-    pages: Pages,
-    prefixes: PrefixCache,
+    kv: Kv,
+    /// Pages of a page table, by KV group: the same in every step.
+    rings: Vec<usize>,
+    context: usize,
     root: PrefixKey,
     /// In order of arrival.
     sequences: Vec<Sequence>,
@@ -84,20 +82,29 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine over a loaded model.
+    /// An engine over a loaded model. Where a pool is too small for the window and a whole chunk, chunks are shorter.
     pub fn new(runner: Runner, model_key: u64, options: EngineOptions) -> Self {
-        let plan = runner.options();
-        let root = PrefixKey::new((CONTRACT_VERSION, model_key, plan));
+        let root = PrefixKey::new((CONTRACT_VERSION, model_key, runner.options()));
+        let plan = runner.kv();
+        let kv = Kv::new(runner.model().graph.kv_groups.clone(), &plan.pages, options.prefix_cache);
+        let pools: Vec<(KvGroup, usize)> = kv.groups().iter().copied().zip(kv.capacity()).collect();
+        let (windows, whole): (Vec<_>, Vec<_>) = pools.iter().partition(|(group, _)| group.window.is_some());
+        let fits = |chunk: &usize| {
+            windows.iter().all(|(group, pages)| group.ring(*chunk, plan.context, PAGE) <= *pages)
+        };
+        let chunk = (1..=options.chunk.min(plan.context)).rev().find(fits).unwrap_or(1);
+        let context = whole.iter().map(|(_, pages)| pages * PAGE).fold(plan.context, usize::min);
         Self {
             limits: Limits {
                 tokens: options.step_tokens.max(1),
-                chunk: options.chunk.max(1),
+                chunk,
                 sequences: options.sequences.max(1),
                 page: PAGE,
+                groups: kv.groups().to_vec(),
             },
-            options,
-            pages: Pages::new(runner.kv().pages),
-            prefixes: PrefixCache::new(),
+            rings: pools.iter().map(|(group, _)| group.ring(chunk, plan.context, PAGE)).collect(),
+            context,
+            kv,
             root,
             sequences: Vec::new(),
             inputs: Inputs::default(),
@@ -119,7 +126,7 @@ impl Engine {
 
     /// Longest sequence in tokens.
     pub fn context(&self) -> usize {
-        self.runner.kv().context.min(self.pages.capacity() * PAGE)
+        self.context
     }
 
     /// Whether any request is unfinished.
@@ -129,14 +136,14 @@ impl Engine {
 
     /// Pages somebody holds; none when nothing is in flight.
     pub fn pages_held(&self) -> usize {
-        self.pages.held()
+        self.kv.held()
     }
 
     /// Takes a request.
     ///
     /// # Errors
-    /// [`Error::Context`] with the numbers when the prompt leaves no room for a reply; an empty prompt; a token outside
-    /// the vocabulary.
+    /// [`Error::Context`] with the numbers when the prompt leaves no room for a reply; [`Error::Pool`] when a window's pages
+    /// do not fit its pool; an empty prompt; a token outside the vocabulary.
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
         let (prompt, context) = (request.prompt.len(), self.context());
         let vocabulary = self.runner.model().config.vocabulary;
@@ -149,15 +156,22 @@ impl Engine {
         if let Some(&token) = request.prompt.iter().find(|&&t| t as usize >= vocabulary) {
             return Err(Error::Token { token, vocabulary });
         }
+        let longest = prompt.saturating_add(request.max_tokens).min(context);
+        for (group, capacity) in self.kv.capacity().into_iter().enumerate() {
+            let needed = self.limits.peak(group, longest);
+            if let Some(window) = self.kv.groups()[group].window
+                && needed > capacity
+            {
+                return Err(Error::Pool { window, needed, capacity });
+            }
+        }
         let id = RequestId(self.next_id);
         self.next_id += 1;
         self.sequences.push(Sequence {
             id,
             tokens: request.prompt.clone(),
             computed: 0,
-            pages: Vec::new(),
-            key: self.root.salted(request.salt),
-            hashed: 0,
+            held: self.kv.nothing(self.root.salted(request.salt)),
             sampler: Sampler::new(request.sampling.clone(), request.choice, prompt),
             request,
         });
@@ -175,54 +189,43 @@ impl Engine {
     /// Lets go of all pages: the sequence is finished, or starts over.
     fn release(&mut self, at: usize) {
         let s = &mut self.sequences[at];
-        // The last page first, so that the ends of prefixes are given up before their beginnings.
-        for page in s.pages.drain(..).rev() {
-            self.pages.release(page, self.prefixes.knows(page));
-        }
+        self.kv.release(&mut s.held, self.root.salted(s.request.salt));
         s.computed = 0;
-        s.hashed = 0;
-        s.key = self.root.salted(s.request.salt);
     }
 
     fn counts(&self) -> Vec<Counts> {
         self.sequences
             .iter()
-            .map(|s| Counts {
-                computed: s.computed,
-                known: s.tokens.len(),
-                pages: s.pages.len(),
-                priority: s.request.priority,
-            })
+            .map(|s| Counts { computed: s.computed, known: s.tokens.len(), priority: s.request.priority })
             .collect()
     }
 
-    /// A sequence without pages takes those of the longest known prefix.
-    fn adopt_prefix(&mut self, at: usize) {
-        let s = &mut self.sequences[at];
-        if !self.options.prefix_cache || !s.pages.is_empty() {
-            return;
-        }
-        let root = self.root.salted(s.request.salt);
-        for page in self.prefixes.lookup(root, &s.tokens, PAGE) {
-            self.pages.share(page);
-            s.pages.push(page);
-        }
-        s.computed = s.pages.len() * PAGE;
-        s.hashed = s.pages.len();
-        s.key = self.prefixes.key(root, &s.tokens[..s.computed], PAGE);
-        self.stats.cached += s.computed as u64;
-    }
-
-    /// Gives a sequence pages for `tokens` tokens; false when the pool is empty.
-    fn grow(&mut self, at: usize, tokens: usize) -> bool {
-        let s = &mut self.sequences[at];
-        while s.pages.len() < tokens.div_ceil(PAGE) {
-            match self.pages.take(|page| self.prefixes.forget(page)) {
-                Some(page) => s.pages.push(page),
-                None => return false,
+    /// Plans a step and gives its sequences their pages: new ones those of the longest known prefix, all of them those
+    /// they are going to write.
+    fn plan(&mut self) -> Vec<(usize, usize)> {
+        loop {
+            let plan = scheduler::plan(&self.counts(), &self.kv.available(), &self.limits);
+            for &at in &plan.preempt {
+                self.release(at);
+                self.stats.preempted += 1;
+            }
+            let mut work: Vec<(usize, usize)> = Vec::with_capacity(plan.work.len());
+            for (at, n) in plan.work {
+                let s = &mut self.sequences[at];
+                if s.computed == 0 {
+                    s.computed = self.kv.adopt(&mut s.held, &s.tokens);
+                    self.stats.cached += s.computed as u64;
+                }
+                let n = n.min(s.tokens.len() - s.computed);
+                if self.kv.grow(&mut s.held, s.computed + n) {
+                    work.push((at, n));
+                }
+            }
+            // Pages that two sequences share are not free when one of them gives way: then it takes another to.
+            if !work.is_empty() || plan.preempt.is_empty() {
+                return work;
             }
         }
-        true
     }
 
     /// Runs one step for as many sequences as fit.
@@ -230,37 +233,27 @@ impl Engine {
     /// # Errors
     /// A device failure: no token was generated, and the step can be run again.
     pub fn step(&mut self) -> Result<Vec<Event>> {
-        let plan = scheduler::plan(&self.counts(), self.pages.available(), &self.limits);
-        for &at in &plan.preempt {
-            self.release(at);
-            self.stats.preempted += 1;
-        }
-        let mut work: Vec<(usize, usize)> = Vec::with_capacity(plan.work.len());
-        for (at, n) in plan.work {
-            self.adopt_prefix(at);
-            let s = &self.sequences[at];
-            let n = n.min(s.tokens.len() - s.computed);
-            if self.grow(at, s.computed + n) {
-                work.push((at, n));
-            }
-        }
+        let work = self.plan();
         if work.is_empty() {
             return if self.busy() {
-                Err(Error::Stuck { pages: self.pages.capacity() })
+                Err(Error::Stuck { pages: self.kv.capacity() })
             } else {
                 Ok(Vec::new())
             };
         }
-        let stride = work.iter().map(|&(at, _)| self.sequences[at].pages.len()).max().unwrap_or(1);
-        let parts: Vec<Part<'_>> = work
-            .iter()
-            .map(|&(at, n)| {
-                let s = &self.sequences[at];
-                Part { tokens: &s.tokens, computed: s.computed, n, pages: &s.pages, all_rows: false }
-            })
-            .collect();
-        let wanted = batch::fill(&mut self.inputs, &parts, stride);
-        self.runner.run(&self.inputs)?;
+        let part = |&(at, n): &(usize, usize)| {
+            let s = &self.sequences[at];
+            Part { tokens: &s.tokens, computed: s.computed, n, spans: &s.held.spans, all_rows: false }
+        };
+        let parts: Vec<Part<'_>> = work.iter().map(part).collect();
+        let wanted = batch::fill(&mut self.inputs, &parts, &self.rings);
+        if let Err(error) = self.runner.run(&self.inputs) {
+            for &(at, _) in &work {
+                let s = &mut self.sequences[at];
+                self.kv.settle(&mut s.held, s.computed);
+            }
+            return Err(error);
+        }
         self.stats.steps += 1;
         self.stats.computed += self.inputs.tokens.len() as u64;
         self.stats.widest = self.stats.widest.max(work.len());
@@ -270,16 +263,12 @@ impl Engine {
         Ok(events)
     }
 
-    /// Computed tokens advance, and pages that became full are remembered.
+    /// Computed tokens advance: pages that became full are remembered, and those that no later row sees are let go.
     fn commit(&mut self, work: &[(usize, usize)]) {
         for &(at, n) in work {
             let s = &mut self.sequences[at];
             s.computed += n;
-            while self.options.prefix_cache && (s.hashed + 1) * PAGE <= s.computed {
-                let tokens = &s.tokens[s.hashed * PAGE..(s.hashed + 1) * PAGE];
-                s.key = self.prefixes.insert_after(s.key, tokens, s.pages[s.hashed]);
-                s.hashed += 1;
-            }
+            self.kv.commit(&mut s.held, &s.tokens, s.computed);
         }
     }
 

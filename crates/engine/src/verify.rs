@@ -15,7 +15,8 @@ use ingle_tensor::{Checkpoint, quant, safetensors};
 use serde_json::Value;
 
 use crate::batch::{self, Part};
-use crate::runner::{Runner, kv_plan};
+use crate::kv::Span;
+use crate::runner::{Runner, kv_plan_of_all};
 use crate::{Error, Result};
 
 /// One comparison with its limit.
@@ -127,21 +128,24 @@ fn argmax(logits: &[f32]) -> u32 {
 struct Feed<'a> {
     runner: &'a mut Runner,
     tokens: Vec<u32>,
-    pages: Vec<u32>,
+    /// Every page of each KV group: nothing is ever let go.
+    spans: Vec<Span>,
+    strides: Vec<usize>,
     inputs: Inputs,
 }
 
 impl<'a> Feed<'a> {
     fn new(runner: &'a mut Runner, tokens: Vec<u32>) -> Self {
-        let pages = (1..runner.kv().pages as u32).collect();
-        Self { runner, tokens, pages, inputs: Inputs::default() }
+        let spans = Span::whole(runner.kv());
+        let strides = spans.iter().map(|span| span.pages.len()).collect();
+        Self { runner, tokens, spans, strides, inputs: Inputs::default() }
     }
 
     /// Computes tokens `from..to`; the results of all of them are wanted.
     fn run(&mut self, from: usize, to: usize) -> Result<()> {
         let part =
-            Part { tokens: &self.tokens, computed: from, n: to - from, pages: &self.pages, all_rows: true };
-        batch::fill(&mut self.inputs, &[part], self.pages.len());
+            Part { tokens: &self.tokens, computed: from, n: to - from, spans: &self.spans, all_rows: true };
+        batch::fill(&mut self.inputs, &[part], &self.strides);
         self.runner.run(&self.inputs)
     }
 }
@@ -268,7 +272,8 @@ pub fn against(
         ..PlanOptions::default()
     };
     let mut runner = |options: PlanOptions, context: usize| {
-        Runner::new(device()?, model.clone(), checkpoint.clone(), options, kv_plan(context, 1))
+        let kv = kv_plan_of_all(&model.graph, context, 1);
+        Runner::new(device()?, model.clone(), checkpoint.clone(), options, kv)
     };
     match (prompts, items) {
         (Some(prompts), _) => {

@@ -10,13 +10,56 @@ use crate::options::PlanOptions;
 use crate::program::Program;
 use crate::{Error, PAGE, Result};
 
-/// Size of the KV pool.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Size of the KV pools: one for each [`crate::KvGroup`], since groups keep different positions.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KvPlan {
-    /// Pages shared by all sequences; page 0 takes the writes of padding rows and is never handed out.
-    pub pages: usize,
+    /// Pages of each group's pool, shared by all sequences; page 0 takes the writes of padding rows and is never handed
+    /// out.
+    pub pages: Vec<usize>,
     /// Longest sequence in tokens; bounds positions and rope tables.
     pub context: usize,
+}
+
+impl KvPlan {
+    /// `pages` pages for each of the graph's groups.
+    pub fn uniform(graph: &Graph, pages: usize, context: usize) -> Self {
+        Self { pages: vec![pages; graph.kv_groups.len()], context }
+    }
+
+    /// Checks that there is a pool for each of the graph's groups.
+    ///
+    /// # Errors
+    /// [`Error::Inputs`] with both counts.
+    pub fn check(&self, graph: &Graph) -> Result<()> {
+        match (self.pages.len(), graph.kv_groups.len()) {
+            (pools, groups) if pools == groups => Ok(()),
+            (pools, groups) => {
+                Err(Error::Inputs(format!("{pools} KV pools for a graph of {groups} KV groups")))
+            }
+        }
+    }
+}
+
+/// Where keys and values of one group of layers lie in a step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct KvInputs {
+    /// Cell (page * [`PAGE`] + offset) each row's key and value are written to.
+    pub cells: Vec<u32>,
+    /// Page tables `[sequences, table_stride]`, each a ring: the page of `position` is entry
+    /// `position / PAGE % table_stride`.
+    pub tables: Vec<u32>,
+    /// Pages per page table.
+    pub table_stride: usize,
+}
+
+impl KvInputs {
+    /// Page that holds `position` of a sequence, for a position that is kept.
+    #[inline]
+    pub fn page(&self, sequence: u32, position: usize) -> usize {
+        // 32 bits: a table has fewer entries than positions, and the division is the only slow instruction here.
+        let entry = (position / PAGE) as u32 % self.table_stride as u32;
+        self.tables[sequence as usize * self.table_stride + entry as usize] as usize
+    }
 }
 
 /// The data of one step. Everything that changes from step to step is here and nowhere else.
@@ -26,14 +69,10 @@ pub struct Inputs {
     pub tokens: Vec<u32>,
     /// Position of each row in its sequence.
     pub positions: Vec<u32>,
-    /// Cell (page * [`PAGE`] + offset) each row's key and value are written to.
-    pub cells: Vec<u32>,
-    /// Row of `tables` each token row reads.
+    /// Row of the page tables each token row reads.
     pub sequences: Vec<u32>,
-    /// Page tables `[sequences, table_stride]`.
-    pub tables: Vec<u32>,
-    /// Pages per page table.
-    pub table_stride: usize,
+    /// Cells and page tables, by KV group.
+    pub kv: Vec<KvInputs>,
     /// Rows whose result is wanted.
     pub wanted: Vec<u32>,
 }
@@ -47,12 +86,13 @@ impl Inputs {
         }
     }
 
-    /// Page that holds `position` of the sequence of token row `row`.
-    pub fn page(&self, row: usize, position: usize) -> usize {
-        self.tables[self.sequences[row] as usize * self.table_stride + position / PAGE] as usize
+    /// Sequences of the step.
+    pub fn sequence_count(&self) -> usize {
+        self.sequences.iter().max().map_or(0, |&s| s as usize + 1)
     }
 
-    /// Checks every index against the program and the pool, so that kernels may trust them.
+    /// Checks every index against the program and the pools, so that kernels may trust them: tokens, positions, cells,
+    /// and of each page table what the step's rows may look at, which must not wrap onto itself.
     ///
     /// # Errors
     /// [`Error::Inputs`] with the row, the value and the limit.
@@ -66,17 +106,16 @@ impl Inputs {
                 self.wanted.len()
             ));
         }
-        if self.positions.len() != t || self.cells.len() != t || self.sequences.len() != t {
+        if self.positions.len() != t || self.sequences.len() != t {
             return bad(format!(
-                "{t} tokens, {} positions, {} cells, {} sequence indices",
+                "{t} tokens, {} positions, {} sequence indices",
                 self.positions.len(),
-                self.cells.len(),
                 self.sequences.len()
             ));
         }
-        let tables = self.tables.len().checked_div(self.table_stride).unwrap_or(0);
-        if tables > bucket.s {
-            return bad(format!("{tables} sequences for a program of {bucket:?}"));
+        let sequences = self.sequence_count();
+        if sequences > bucket.s {
+            return bad(format!("{sequences} sequences for a program of {bucket:?}"));
         }
         let vocabulary = program
             .steps()
@@ -93,28 +132,57 @@ impl Inputs {
             if position >= kv.context {
                 return bad(format!("row {row}: position {position} of a context of {}", kv.context));
             }
-            if program.kv.is_empty() {
-                continue;
-            }
-            if self.sequences[row] as usize >= tables || position / PAGE >= self.table_stride {
+        }
+        if let Some(w) = self.wanted.iter().find(|&&w| w as usize >= t) {
+            return bad(format!("wanted row {w} of {t}"));
+        }
+        let groups = program.kv_groups.len();
+        if groups > 0 && (self.kv.len() != groups || kv.pages.len() != groups) {
+            return bad(format!(
+                "tables of {} KV groups and pools of {} for a program of {groups}",
+                self.kv.len(),
+                kv.pages.len()
+            ));
+        }
+        for (g, group) in program.kv_groups.iter().enumerate() {
+            let (inputs, pages) = (&self.kv[g], kv.pages[g]);
+            let tables = inputs.tables.len().checked_div(inputs.table_stride).unwrap_or(0);
+            if inputs.cells.len() != t || tables < sequences || u32::try_from(inputs.table_stride).is_err() {
                 return bad(format!(
-                    "row {row}: sequence {} position {position} with {tables} tables of {} pages",
-                    self.sequences[row], self.table_stride
+                    "KV group {g}: {} cells and {tables} tables of {} pages for {t} rows of {sequences} sequences",
+                    inputs.cells.len(),
+                    inputs.table_stride
                 ));
             }
-            if self.cells[row] as usize >= kv.pages * PAGE {
-                return bad(format!("row {row}: cell {} of {}", self.cells[row], kv.pages * PAGE));
+            if let Some(row) = inputs.cells.iter().position(|&cell| cell as usize >= pages * PAGE) {
+                return bad(format!(
+                    "KV group {g}, row {row}: cell {} of {}",
+                    inputs.cells[row],
+                    pages * PAGE
+                ));
             }
-            if let Some(page) =
-                (0..=position / PAGE).map(|p| self.page(row, p * PAGE)).find(|&page| page >= kv.pages)
-            {
-                return bad(format!("row {row}: page {page} of {}", kv.pages));
+            for sequence in 0..sequences as u32 {
+                let rows = self.sequences.iter().zip(&self.positions).filter(|(s, _)| **s == sequence);
+                let span = rows.fold(None, |span: Option<(u32, u32)>, (_, &position)| {
+                    Some(span.map_or((position, position), |(a, b)| (a.min(position), b.max(position))))
+                });
+                let Some((earliest, latest)) = span else { continue };
+                let first = group.first_visible(earliest as usize);
+                let touched = first / PAGE..latest as usize / PAGE + 1;
+                if touched.len() > inputs.table_stride {
+                    return bad(format!(
+                        "KV group {g}, sequence {sequence}: positions {first} to {latest} are on {} pages, a table holds {}",
+                        touched.len(),
+                        inputs.table_stride
+                    ));
+                }
+                let mut ids = touched.map(|page| inputs.page(sequence, page * PAGE));
+                if let Some(page) = ids.find(|&page| page >= pages) {
+                    return bad(format!("KV group {g}, sequence {sequence}: page {page} of {pages}"));
+                }
             }
         }
-        match self.wanted.iter().find(|&&w| w as usize >= t) {
-            Some(w) => bad(format!("wanted row {w} of {t}")),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -149,7 +217,7 @@ pub trait Backend: Send {
     /// Device and instruction set, for people.
     fn describe(&self) -> String;
 
-    /// Brings a graph's weights to the device and sizes the KV pool. Called once, before any `prepare`.
+    /// Brings a graph's weights to the device and sizes the KV pools. Called once, before any `prepare`.
     ///
     /// # Errors
     /// A weight the device cannot serve, or too little memory, with the numbers.

@@ -4,7 +4,7 @@
 use ingle_tensor::{Checkpoint, DType, quant};
 
 use crate::op::*;
-use crate::program::KvLayer;
+use crate::program::{KvGroup, KvLayer};
 use crate::{Error, Result, verify};
 
 /// A model, declared once, with symbolic row counts.
@@ -20,6 +20,8 @@ pub struct Graph {
     pub ropes: Vec<RopeSpec>,
     /// Attention layers.
     pub kv: Vec<KvLayer>,
+    /// Groups of attention layers, by the positions they keep.
+    pub kv_groups: Vec<KvGroup>,
     /// Named results.
     pub outputs: Vec<(String, ValueId)>,
     /// Named hidden states, results only with `PlanOptions::taps`.
@@ -165,9 +167,15 @@ impl<'a> Builder<'a> {
         RopeId(at as u32)
     }
 
-    /// Declares the keys and values of the next attention layer and returns its index.
-    pub fn kv_layer(&mut self, heads: usize, head_dim: usize) -> usize {
-        self.graph.kv.push(KvLayer { heads, head_dim });
+    /// Declares the keys and values of the next attention layer and returns its index. Positions that `window` no longer
+    /// sees are not kept; layers of equal windows form a group.
+    pub fn kv_layer(&mut self, heads: usize, head_dim: usize, window: Option<usize>) -> usize {
+        let groups = &mut self.graph.kv_groups;
+        let group = groups.iter().position(|g| g.window == window).unwrap_or_else(|| {
+            groups.push(KvGroup { window });
+            groups.len() - 1
+        });
+        self.graph.kv.push(KvLayer { heads, head_dim, group });
         self.graph.kv.len() - 1
     }
 

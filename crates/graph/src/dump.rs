@@ -57,7 +57,7 @@ pub fn graph_dot(graph: &Graph) -> String {
     out
 }
 
-/// One line per step of a program: places, bytes and flops.
+/// One line per group of KV layers, and one per step of a program: places, bytes and flops.
 pub fn program_text(program: &Program) -> String {
     let slot = |s: &Slot| match s {
         Slot::Arena { offset, ty: t } => format!("{offset:#x} {}", ty(*t)),
@@ -65,6 +65,12 @@ pub fn program_text(program: &Program) -> String {
     };
     let slots = |s: &[Slot]| s.iter().map(slot).collect::<Vec<_>>().join(", ");
     let mut out = format!("program {:?} {:?}\n", program.key.bucket, program.key.options);
+    for (g, group) in program.kv_groups.iter().enumerate() {
+        let layers = (0..program.kv.len()).filter(|&l| program.kv[l].group == g);
+        let layers = layers.map(|l| l.to_string()).collect::<Vec<_>>().join(" ");
+        let keeps = group.window.map_or("all positions".into(), |w| format!("a window of {w} positions"));
+        let _ = writeln!(out, "kv group {g} keeps {keeps}: layers {layers}");
+    }
     for (i, segment) in program.segments.iter().enumerate() {
         let _ = writeln!(
             out,

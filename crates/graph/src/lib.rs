@@ -16,11 +16,11 @@ pub mod quantize;
 pub mod reference;
 pub mod verify;
 
-pub use backend::{Backend, Inputs, KvPlan, Prepared, StepTime};
+pub use backend::{Backend, Inputs, KvInputs, KvPlan, Prepared, StepTime};
 pub use builder::{Builder, Graph};
 pub use op::{Activation, AttentionSpec, LinearPart, Node, Op, RopeSpec, Rows, ValueId, ValueType, WeightId};
 pub use options::{Activations, Bucket, KvType, Numerics, PlanKey, PlanOptions};
-pub use program::{Program, Segment, Slot, Step};
+pub use program::{KvGroup, KvLayer, Program, Segment, Slot, Step};
 
 /// The version of the numeric contract (NUMERICS.md). It enters every prefix-cache key: results of different versions
 /// are never mixed.

@@ -84,6 +84,43 @@ pub struct KvLayer {
     pub heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
+    /// Index of its [`KvGroup`].
+    pub group: usize,
+}
+
+/// Layers that keep the same positions, so that their pages are numbered together.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct KvGroup {
+    /// A row at position p needs the positions in (p - window, p]; `None` for all up to p.
+    pub window: Option<usize>,
+}
+
+impl KvGroup {
+    /// The first position that a row at `position`, and so any later row, still needs.
+    pub fn first_visible(&self, position: usize) -> usize {
+        first_visible(self.window, position)
+    }
+
+    /// Whether what an attention with this window sees is kept.
+    pub fn keeps(&self, window: Option<usize>) -> bool {
+        self.window.is_none_or(|kept| window.is_some_and(|seen| seen <= kept))
+    }
+
+    /// Most pages of `page` positions that a sequence of up to `length` tokens needs at once when at most `chunk` of them
+    /// are computed in a step: what the window and the chunk after it can touch, wherever they begin. A page table of so
+    /// many entries can be a ring, in which no two positions of one step share an entry.
+    pub fn ring(&self, chunk: usize, length: usize, page: usize) -> usize {
+        let all = length.div_ceil(page);
+        let Some(window) = self.window else { return all };
+        // `span` positions in a row touch one page, and one more for every page boundary among them.
+        let span = window.saturating_sub(1).saturating_add(chunk.clamp(1, length.max(1)));
+        (span - 1).div_ceil(page).saturating_add(1).min(all)
+    }
+}
+
+/// First position that a row at `position` sees under a window.
+pub fn first_visible(window: Option<usize>, position: usize) -> usize {
+    window.map_or(0, |window| (position + 1).saturating_sub(window))
 }
 
 /// A compiled graph for one [`PlanKey`].
@@ -103,6 +140,8 @@ pub struct Program {
     pub ropes: Vec<RopeSpec>,
     /// Attention layers of the graph.
     pub kv: Vec<KvLayer>,
+    /// Groups of those layers.
+    pub kv_groups: Vec<KvGroup>,
 }
 
 impl Program {
@@ -119,5 +158,30 @@ impl Program {
     /// Bytes of weights one run reads.
     pub fn weight_bytes(&self) -> u64 {
         self.steps().map(|s| s.cost.weight_bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PAGE;
+
+    /// The bound is exact: the widest of all alignments, tried one by one.
+    #[test]
+    fn a_ring_holds_the_window_and_a_chunk_wherever_they_begin() {
+        for (window, chunk) in
+            [(1, 1), (1, 32), (8, 1), (8, 7), (32, 1), (33, 1), (34, 32), (512, 512), (70, 100)]
+        {
+            let group = KvGroup { window: Some(window) };
+            let touched = |first: usize| {
+                let last = first + chunk - 1;
+                last / PAGE - group.first_visible(first) / PAGE + 1
+            };
+            let widest = (0..4096).map(touched).max().unwrap();
+            assert_eq!(group.ring(chunk, 1 << 20, PAGE), widest, "window {window}, chunk {chunk}");
+            assert_eq!(group.ring(chunk, 33, PAGE), widest.min(2), "no more than two pages of tokens");
+        }
+        assert_eq!(KvGroup { window: None }.ring(1, 100, PAGE), 4);
+        assert_eq!(KvGroup { window: Some(usize::MAX) }.ring(usize::MAX, 100, PAGE), 4);
     }
 }

@@ -10,7 +10,7 @@ use crate::backend::{Backend, Inputs, KvPlan, PathCount, Prepared, StepTime};
 use crate::builder::Graph;
 use crate::op::*;
 use crate::options::{KvType, PlanOptions};
-use crate::program::{Program, Slot, Step};
+use crate::program::{KvLayer, Program, Slot, Step, first_visible};
 use crate::quantize::{Layout, quantize_row};
 use crate::{ATTENTION_CHUNK, Error, PAGE, Result, math};
 
@@ -214,7 +214,7 @@ pub fn attention<'a>(
     key: impl Fn(usize) -> &'a [f32],
     value: impl Fn(usize) -> &'a [f32],
 ) -> Vec<f32> {
-    let from = spec.window.map_or(0, |w| (position + 1).saturating_sub(w));
+    let from = first_visible(spec.window, position);
     let (mut big_m, mut big_l) = (f32::NEG_INFINITY, 0.0f32);
     let mut big_o = vec![0.0f32; q.len()];
     for chunk in from / ATTENTION_CHUNK..=position / ATTENTION_CHUNK {
@@ -303,7 +303,7 @@ impl Interpreter {
         Ok(&checkpoint.data(checkpoint.require(&w.name)?)[row * bytes..(row + 1) * bytes])
     }
 
-    fn store(&mut self, layer: usize, kv: &crate::program::KvLayer, cell: usize, k: &[f32], v: &[f32]) {
+    fn store(&mut self, layer: usize, kv: &KvLayer, cell: usize, k: &[f32], v: &[f32]) {
         let cols = kv.heads * kv.head_dim;
         let store = &mut self.stores[layer];
         for (x, to) in [(k, &mut store.keys), (v, &mut store.values)] {
@@ -384,28 +384,31 @@ impl Interpreter {
                 if let Op::RopeStore { layer, .. } = &step.op {
                     let cols = step.inputs[1].ty().cols;
                     rotate(&mut f[1], cols);
-                    for (row, &cell) in inputs.cells.iter().enumerate() {
+                    let kv = &program.kv[*layer];
+                    for (row, &cell) in inputs.kv[kv.group].cells.iter().enumerate() {
                         let at = row * cols..(row + 1) * cols;
-                        self.store(*layer, &program.kv[*layer], cell as usize, &f[1][at.clone()], &f[2][at]);
+                        self.store(*layer, kv, cell as usize, &f[1][at.clone()], &f[2][at]);
                     }
                 }
                 y = std::mem::take(&mut f[0]);
             }
             Op::KvStore { layer } => {
-                for (row, &cell) in inputs.cells.iter().enumerate() {
+                let kv = &program.kv[*layer];
+                for (row, &cell) in inputs.kv[kv.group].cells.iter().enumerate() {
                     let at = row * cols_in..(row + 1) * cols_in;
-                    self.store(*layer, &program.kv[*layer], cell as usize, &f[0][at.clone()], &f[1][at]);
+                    self.store(*layer, kv, cell as usize, &f[0][at.clone()], &f[1][at]);
                 }
                 return Ok(());
             }
             Op::Attention { spec, .. } => {
                 let store = &self.stores[spec.layer];
+                let kv = &inputs.kv[program.kv[spec.layer].group];
                 let cols = spec.kv_heads * spec.head_dim;
                 for (i, q) in f[0].chunks(spec.head_dim).enumerate() {
                     let (row, head) = (i / spec.heads, i % spec.heads);
                     let kv_head = head / (spec.heads / spec.kv_heads);
-                    let at =
-                        |j: usize| (inputs.page(row, j) * PAGE + j % PAGE) * cols + kv_head * spec.head_dim;
+                    let page = |j: usize| kv.page(inputs.sequences[row], j);
+                    let at = |j: usize| (page(j) * PAGE + j % PAGE) * cols + kv_head * spec.head_dim;
                     y.extend(attention(
                         spec,
                         q,
@@ -511,15 +514,14 @@ impl Backend for Interpreter {
         }
         self.checkpoint = Some(checkpoint);
         self.kv_type = options.kv;
+        kv.check(graph)?;
+        // Poison: a position read before it is written shows as NaN.
+        let store = |l: &KvLayer| {
+            let n = kv.pages[l.group] * PAGE * l.heads * l.head_dim;
+            KvStore { keys: vec![f32::NAN; n], values: vec![f32::NAN; n] }
+        };
+        self.stores = graph.kv.iter().map(store).collect();
         self.kv = Some(kv);
-        self.stores = graph
-            .kv
-            .iter()
-            .map(|l| {
-                let n = kv.pages * PAGE * l.heads * l.head_dim;
-                KvStore { keys: vec![0.0; n], values: vec![0.0; n] }
-            })
-            .collect();
         Ok(())
     }
 
@@ -529,10 +531,10 @@ impl Backend for Interpreter {
     }
 
     fn run(&mut self, prepared: Prepared, inputs: &Inputs) -> Result<()> {
-        let kv = self.kv.ok_or_else(not_loaded)?;
+        let kv = self.kv.as_ref().ok_or_else(not_loaded)?;
         let program = self.programs[prepared.0].program.clone();
         self.programs[prepared.0].results = None;
-        inputs.check(&program, &kv)?;
+        inputs.check(&program, kv)?;
         let mut memory = Memory {
             // Poison: a value read before it is written shows as NaN.
             arenas: program.arena_bytes.iter().map(|&n| vec![0xFF; n]).collect(),

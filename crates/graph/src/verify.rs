@@ -10,6 +10,14 @@ use crate::{Error, Result};
 /// # Errors
 /// [`Error::Verify`] naming the pass, the node and the rule.
 pub fn check(graph: &Graph, pass: &'static str) -> Result<()> {
+    for (layer, kv) in graph.kv.iter().enumerate() {
+        let group = graph.kv_groups.get(kv.group);
+        if group.is_none_or(|g| g.window == Some(0)) {
+            let what =
+                format!("group {} of {:?}: wants one with a window above 0", kv.group, graph.kv_groups);
+            return Err(Error::Verify { pass, node: format!("kv layer {layer}"), what });
+        }
+    }
     let mut device: Vec<Option<usize>> = vec![None; graph.values.len()];
     for node in &graph.nodes {
         let fail = |what: String| Err(Error::Verify { pass, node: node.name.clone(), what });
@@ -152,12 +160,13 @@ fn types(graph: &Graph, node: &Node) -> std::result::Result<(), String> {
                 && spec.kv_heads > 0
                 && spec.heads.is_multiple_of(spec.kv_heads)
                 && spec.window != Some(0)
-                && graph
-                    .kv
-                    .get(spec.layer)
-                    .is_some_and(|l| l.heads == spec.kv_heads && l.head_dim == spec.head_dim)
+                && graph.kv.get(spec.layer).is_some_and(|l| {
+                    l.heads == spec.kv_heads
+                        && l.head_dim == spec.head_dim
+                        && graph.kv_groups[l.group].keeps(spec.window)
+                })
                 && emitted(emit),
-            "wants q [T, heads * head_dim] and heads a multiple of kv heads",
+            "wants q [T, heads * head_dim], heads a multiple of kv heads, and a layer that keeps what its window sees",
         ),
         Op::TakeRows => want(
             input.len() == 1

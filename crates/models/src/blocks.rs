@@ -121,7 +121,7 @@ impl<'a> Blocks<'a> {
         }
         let q = self.builder.rope("rope_q", q, how.rope, head_dim);
         let k = self.builder.rope("rope_k", k, how.rope, head_dim);
-        let layer = self.builder.kv_layer(kv_heads, head_dim);
+        let layer = self.builder.kv_layer(kv_heads, head_dim, how.window);
         self.builder.kv_store(layer, k, v);
         let spec = AttentionSpec {
             layer,

@@ -6,14 +6,14 @@ use ingle_engine::runner::Runner;
 use ingle_graph::reference::Interpreter;
 use ingle_graph::{Activations, Inputs, KvType, PlanOptions};
 
-use super::{MODELS, runner};
+use super::{MODELS, runner, spans};
 use crate::{devices, not_run};
 
 /// Logits of two sequences: prompts of 33 and 7 tokens in one step, then four steps of both together.
 fn logits(runner: &mut Runner) -> Vec<u32> {
     let token = |s: u32, i: u32| (i * 29 + s * 101 + 5) % 500;
     let tokens: Vec<Vec<u32>> = (0..2).map(|s| (0..64).map(|i| token(s, i)).collect()).collect();
-    let pages: [Vec<u32>; 2] = [vec![1, 4, 6], vec![2, 3, 5]];
+    let spans = [spans(runner, &[1, 4, 6]), spans(runner, &[2, 3, 5])];
     let mut computed = [0, 0];
     let mut inputs = Inputs::default();
     let mut bits = Vec::new();
@@ -23,11 +23,11 @@ fn logits(runner: &mut Runner) -> Vec<u32> {
                 tokens: &tokens[s],
                 computed: computed[s],
                 n: n[s],
-                pages: &pages[s],
+                spans: &spans[s],
                 all_rows: true,
             })
             .collect();
-        batch::fill(&mut inputs, &parts, 3);
+        batch::fill(&mut inputs, &parts, &vec![3; spans[0].len()]);
         runner.run(&inputs).expect("runs");
         bits.extend(runner.output("logits").expect("logits").iter().map(|x| x.to_bits()));
         computed = [computed[0] + n[0], computed[1] + n[1]];

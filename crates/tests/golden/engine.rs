@@ -13,17 +13,22 @@ use crate::cpu;
 
 const MODEL: &str = "gguf/llama-s1/model-legacy.gguf";
 
-fn engine_with(threads: usize, kv: KvPlan, options: EngineOptions) -> Engine {
+/// An engine with pools of so many pages, or with room for 16 sequences.
+fn engine_with(threads: usize, pages: Option<usize>, options: EngineOptions) -> Engine {
     let checkpoint = checkpoint(MODEL);
     let model = Arc::new(Model::open(&checkpoint).expect("a fixture"));
     let key = checkpoint.fingerprint();
+    let kv = match pages {
+        Some(pages) => KvPlan::uniform(&model.graph, pages, 256),
+        None => kv_plan(&model.graph, 256, 16, options.chunk),
+    };
     let runner =
         Runner::new(cpu(threads, None), model, checkpoint, PlanOptions::default(), kv).expect("loads");
     Engine::new(runner, key, options)
 }
 
 fn engine(threads: usize, options: EngineOptions) -> Engine {
-    engine_with(threads, kv_plan(256, 16), options)
+    engine_with(threads, None, options)
 }
 
 fn prompt(seed: u32, n: usize) -> Vec<u32> {
@@ -111,7 +116,7 @@ fn alone_or_together() {
         requests.iter().map(|r| reply(&mut engine(1, EngineOptions::default()), r.clone())).collect();
     for (pages, prefix_cache) in [(130, true), (130, false), (12, true), (12, false)] {
         let options = EngineOptions { step_tokens: 64, chunk: 24, prefix_cache, ..EngineOptions::default() };
-        let mut together = engine_with(2, KvPlan { pages, context: 256 }, options);
+        let mut together = engine_with(2, Some(pages), options);
         let ids: Vec<RequestId> =
             requests.iter().map(|r| together.submit(r.clone()).expect("fits")).collect();
         let replies = together.run_to_end().expect("runs");

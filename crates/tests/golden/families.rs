@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use half::f16;
 use ingle_engine::batch::{self, Part};
-use ingle_engine::runner::{Runner, kv_plan};
+use ingle_engine::kv::Span;
+use ingle_engine::runner::{Runner, kv_plan_of_all};
 use ingle_graph::{Activations, Inputs, KvType, Op, PAGE, PlanOptions};
 use ingle_models::{Config, FAMILIES, Model};
 use ingle_tensor::{Checkpoint, DType, Source, gguf::Writer, quant};
@@ -112,14 +113,15 @@ fn exact() -> PlanOptions {
 /// Logits after the last of `tokens`.
 fn logits(checkpoint: &Arc<Checkpoint>, options: PlanOptions, tokens: &[u32]) -> Vec<f32> {
     let model = Arc::new(Model::open(checkpoint).expect("a model"));
-    let kv = kv_plan(tokens.len(), 1);
-    let pages: Vec<u32> = (1..=tokens.len().div_ceil(PAGE) as u32).collect();
+    let kv = kv_plan_of_all(&model.graph, tokens.len(), 1);
+    let spans = Span::whole(&kv);
+    let strides = vec![tokens.len().div_ceil(PAGE); spans.len()];
     let mut runner = Runner::new(cpu(2, None), model, checkpoint.clone(), options, kv).expect("loads");
     let mut inputs = Inputs::default();
     for computed in (0..tokens.len()).step_by(512) {
         let n = (tokens.len() - computed).min(512);
-        let part = Part { tokens, computed, n, pages: &pages, all_rows: false };
-        batch::fill(&mut inputs, &[part], pages.len());
+        let part = Part { tokens, computed, n, spans: &spans, all_rows: false };
+        batch::fill(&mut inputs, &[part], &strides);
         runner.run(&inputs).expect("runs");
     }
     runner.output("logits").expect("logits").to_vec()

@@ -7,11 +7,14 @@ mod families;
 mod faults;
 mod plans;
 mod verify;
+mod window;
+mod witness;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ingle_engine::runner::{Runner, kv_plan};
+use ingle_engine::kv::Span;
+use ingle_engine::runner::{Runner, kv_plan_of_all};
 use ingle_graph::{Backend, PlanOptions};
 use ingle_models::Model;
 use ingle_tensor::Checkpoint;
@@ -26,12 +29,18 @@ pub fn checkpoint(path: &str) -> Arc<Checkpoint> {
     Arc::new(Checkpoint::open(&fixture(path)).unwrap_or_else(|e| panic!("{path}: {e}")))
 }
 
-/// A fixture loaded on `backend` with room for `sequences` sequences of 256 tokens.
+/// A fixture loaded on `backend` with room for every position of `sequences` sequences of 256 tokens.
 pub fn runner(path: &str, backend: Box<dyn Backend>, options: PlanOptions, sequences: usize) -> Runner {
     let checkpoint = checkpoint(path);
     let model = Arc::new(Model::open(&checkpoint).unwrap_or_else(|e| panic!("{path}: {e}")));
-    Runner::new(backend, model, checkpoint, options, kv_plan(256, sequences))
-        .unwrap_or_else(|e| panic!("{path}: {e}"))
+    let kv = kv_plan_of_all(&model.graph, 256, sequences);
+    Runner::new(backend, model, checkpoint, options, kv).unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+/// The same pages, from the first position on, in every KV group of the runner's model.
+pub fn spans(runner: &Runner, pages: &[u32]) -> Vec<Span> {
+    let span = Span { first: 0, pages: pages.iter().copied().collect() };
+    vec![span; runner.kv().pages.len()]
 }
 
 /// Models that between them have every family, source and kind of format.

@@ -8,7 +8,7 @@ use ingle_graph::reference::Interpreter;
 use ingle_graph::{Activations, Bucket, Inputs, KvType, Numerics, Op, PlanKey, PlanOptions, dump, passes};
 use ingle_models::Model;
 
-use super::{MODELS, checkpoint, runner};
+use super::{MODELS, checkpoint, runner, spans};
 use crate::devices;
 
 /// A field of the options with its default and another value.
@@ -85,7 +85,8 @@ fn each_gate_has_an_effect() {
     let steps = |options: PlanOptions| {
         let program = passes::compile(&model.graph, &PlanKey { bucket, options }).expect("compiles");
         let text = dump::program_text(&program);
-        assert_eq!(text.lines().count(), program.steps().count() + 1 + program.segments.len());
+        let heads = 1 + program.kv_groups.len() + program.segments.len();
+        assert_eq!(text.lines().count(), program.steps().count() + heads);
         program.steps().count()
     };
     let fused = steps(PlanOptions::default());
@@ -100,12 +101,12 @@ fn each_gate_has_an_effect() {
 /// Logits of a prompt of 40 tokens and of three steps of decoding after it.
 fn logits(runner: &mut ingle_engine::runner::Runner) -> Vec<u32> {
     let tokens: Vec<u32> = (0..43).map(|i| (i * 37 + 11) % 500).collect();
-    let pages: Vec<u32> = (1..9).collect();
+    let spans = spans(runner, &[1, 2, 3, 4, 5, 6, 7, 8]);
     let mut inputs = Inputs::default();
     let mut bits = Vec::new();
     for (computed, n) in [(0, 40), (40, 1), (41, 1), (42, 1)] {
-        let part = Part { tokens: &tokens, computed, n, pages: &pages, all_rows: true };
-        batch::fill(&mut inputs, &[part], pages.len());
+        let part = Part { tokens: &tokens, computed, n, spans: &spans, all_rows: true };
+        batch::fill(&mut inputs, &[part], &vec![8; spans.len()]);
         runner.run(&inputs).expect("runs");
         bits.extend(runner.output("logits").expect("logits").iter().map(|x| x.to_bits()));
     }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use ingle_graph::op::{AttentionSpec, RopeSpec};
 use ingle_graph::{
-    Backend, Bucket, Builder, Graph, Inputs, KvPlan, PAGE, PlanKey, PlanOptions, ValueId, passes,
+    Backend, Bucket, Builder, Graph, Inputs, KvGroup, KvInputs, KvPlan, PAGE, PlanKey, PlanOptions, ValueId,
+    passes,
 };
 use ingle_tensor::{Checkpoint, DType, TensorInfo, gguf, quant};
 
@@ -15,6 +16,9 @@ use ingle_tests::Random;
 /// Rows of every input table, and of those of products, which are wide.
 const TABLE: usize = 1024;
 const TABLE_OF_PRODUCTS: usize = 64;
+
+/// Most tokens of a sequence in one step before the step under test.
+const CHUNK: usize = 64;
 
 /// A case made ready: a file, a graph, options, and the steps to run.
 pub struct Rig {
@@ -99,32 +103,44 @@ impl Draft {
     }
 }
 
-/// One sequence's step: `n` tokens from position `past` on, reading rows `first..` of the tables.
+/// One step: for each part (sequence, past, n, first) `n` tokens from position `past` on, reading rows `first..` of the
+/// input tables. Page tables are rings of `stride` pages.
 fn step(parts: &[(usize, usize, usize, usize)], stride: usize) -> Inputs {
-    let mut inputs = Inputs { table_stride: stride, ..Inputs::default() };
+    let mut inputs = Inputs::default();
+    let mut kv = KvInputs { table_stride: stride, ..KvInputs::default() };
     for &(sequence, past, n, first) in parts {
-        while inputs.tables.len() < (sequence + 1) * stride {
+        while kv.tables.len() < (sequence + 1) * stride {
             // Pages of a sequence are scattered: 1 + sequence, then every few pages on.
-            let s = inputs.tables.len() / stride;
+            let s = kv.tables.len() / stride;
             let parts = parts.len().max(1);
-            inputs.tables.extend((0..stride).map(|p| (1 + s + p * parts) as u32));
+            kv.tables.extend((0..stride).map(|p| (1 + s + p * parts) as u32));
         }
         for i in 0..n {
             let position = past + i;
-            let page = inputs.tables[sequence * stride + position / PAGE];
+            let page = kv.page(sequence as u32, position) as u32;
             inputs.wanted.push(inputs.tokens.len() as u32);
             inputs.tokens.push(((first + i) % TABLE) as u32);
             inputs.positions.push(position as u32);
-            inputs.cells.push(page * PAGE as u32 + (position % PAGE) as u32);
+            kv.cells.push(page * PAGE as u32 + (position % PAGE) as u32);
             inputs.sequences.push(sequence as u32);
         }
     }
+    inputs.kv.push(kv);
     inputs
 }
 
 impl Rig {
-    /// Makes a case ready; the same case always gives the same rig.
+    /// Makes a case ready; the same case always gives the same rig. Layers with a window keep what it sees, in a ring.
     pub fn new(case: &Case) -> Self {
+        Self::keeping(case, false)
+    }
+
+    /// The same, but every layer keeps every position: what a ring must be equal to.
+    pub fn keeping_all(case: &Case) -> Self {
+        Self::keeping(case, true)
+    }
+
+    fn keeping(case: &Case, all: bool) -> Self {
         let mut draft = Draft { random: Random::new(7), tensors: Vec::new() };
         let mut options = PlanOptions::default();
         let rows = case.rows();
@@ -166,21 +182,22 @@ impl Rig {
                     *position = (row as u32 * 37) % 128;
                 }
             }
-            Case::Attention { past, apart, heads, kv_heads, head_dim, kv, .. } => {
+            Case::Attention { past, apart, heads, kv_heads, head_dim, kv, window, .. } => {
                 draft.table("q", heads * head_dim, false);
                 draft.table("k", kv_heads * head_dim, false);
                 draft.table("v", kv_heads * head_dim, false);
                 options.kv = kv;
-                let stride = (past + rows).div_ceil(PAGE) + 1;
+                let last = if apart { 1 } else { rows };
+                let group = KvGroup { window: window.filter(|_| !all) };
+                let stride = group.ring(last.max(CHUNK), past + rows, PAGE);
                 // As one sequence, or as `rows` sequences of lengths that differ.
                 let lengths: Vec<usize> =
                     if apart { (0..rows).map(|i| past * (i + 1) / rows).collect() } else { vec![past] };
-                let last = if apart { 1 } else { rows };
                 steps.clear();
                 let mut done = vec![0; lengths.len()];
                 while done != lengths {
                     let parts: Vec<_> = (0..lengths.len())
-                        .map(|s| (s, done[s], (lengths[s] - done[s]).min(64), s * 131 + done[s]))
+                        .map(|s| (s, done[s], (lengths[s] - done[s]).min(CHUNK), s * 131 + done[s]))
                         .collect();
                     steps.push(step(&parts, stride));
                     done.iter_mut().zip(&parts).for_each(|(d, p)| *d += p.2);
@@ -192,20 +209,22 @@ impl Rig {
             }
         }
         let (file, checkpoint) = draft.write();
-        let graph = graph(case, &checkpoint);
-        let kv = KvPlan { pages, context: TABLE };
+        let mut graph = graph(case, &checkpoint);
+        if all {
+            graph.kv_groups.iter_mut().for_each(|group| group.window = None);
+        }
+        let kv = KvPlan::uniform(&graph, pages, TABLE);
         Self { checkpoint, graph, options, steps, kv, _file: file }
     }
 
     /// Runs all steps; the outputs of every step, in order.
     pub fn run(&self, backend: &mut dyn Backend) -> Vec<Vec<f32>> {
         backend
-            .load(&self.graph, self.checkpoint.clone(), &self.options, self.kv)
+            .load(&self.graph, self.checkpoint.clone(), &self.options, self.kv.clone())
             .expect("the device loads the case");
         let mut outputs = Vec::new();
         for inputs in &self.steps {
-            let sequences = inputs.tables.len() / inputs.table_stride;
-            let bucket = Bucket::holding(inputs.tokens.len(), sequences, inputs.wanted.len());
+            let bucket = Bucket::holding(inputs.tokens.len(), inputs.sequence_count(), inputs.wanted.len());
             let key = PlanKey { bucket, options: self.options.clone() };
             let program = Arc::new(passes::compile(&self.graph, &key).expect("the case compiles"));
             let n = program.outputs.len();
@@ -285,7 +304,7 @@ fn graph(case: &Case, checkpoint: &Checkpoint) -> Graph {
             let q = enter(&mut b, "q", heads * head_dim);
             let k = enter(&mut b, "k", kv_heads * head_dim);
             let v = enter(&mut b, "v", kv_heads * head_dim);
-            let layer = b.kv_layer(kv_heads, head_dim);
+            let layer = b.kv_layer(kv_heads, head_dim, window);
             let inv_freq = (0..head_dim / 2).map(|i| 1.0 / (1.0 + i as f32)).collect();
             let rope =
                 b.rope_table(RopeSpec { style: ingle_graph::op::RopeStyle::Half, inv_freq, scale: 1.0 });

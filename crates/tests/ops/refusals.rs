@@ -57,10 +57,10 @@ fn model(tensors: &[Tensor]) -> (tempfile::NamedTempFile, Arc<Checkpoint>, Resul
 fn loads(tensors: &[Tensor]) -> Vec<Option<String>> {
     let (_file, checkpoint, graph) = model(tensors);
     let graph = graph.expect("a well-formed graph");
-    let kv = KvPlan { pages: 1, context: 32 };
+    let kv = KvPlan::uniform(&graph, 1, 32);
     let mut backends: [Box<dyn Backend>; 2] = [Box::new(Interpreter::new()), cpu(1, None)];
     let load = |backend: &mut Box<dyn Backend>| {
-        backend.load(&graph, checkpoint.clone(), &PlanOptions::default(), kv)
+        backend.load(&graph, checkpoint.clone(), &PlanOptions::default(), kv.clone())
     };
     backends.iter_mut().map(|backend| load(backend).err().map(|error| error.to_string())).collect()
 }

@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use ingle_cpu::{Cpu, CpuOptions};
 use ingle_engine::batch::{self, Part};
-use ingle_engine::runner::{Runner, kv_plan};
+use ingle_engine::kv::Span;
+use ingle_engine::runner::{Runner, kv_plan_of_all};
 use ingle_engine::text::{Specials, Tokenizer};
 use ingle_graph::{Activations, Inputs, PlanOptions};
 use ingle_models::Model;
@@ -199,15 +200,17 @@ fn runner(checkpoint: &Arc<Checkpoint>, activations: Activations) -> Result<Runn
     let model = Arc::new(Model::open(checkpoint)?);
     let options = PlanOptions { activations, ..PlanOptions::default() };
     let cpu = Box::new(Cpu::new(&CpuOptions::default())?);
-    Ok(Runner::new(cpu, model, checkpoint.clone(), options, kv_plan(PASSAGE, 1))?)
+    let kv = kv_plan_of_all(&model.graph, PASSAGE, 1);
+    Ok(Runner::new(cpu, model, checkpoint.clone(), options, kv)?)
 }
 
 /// Logits of tokens `from..to`: `[to - from, vocabulary]`.
 fn logits(runner: &mut Runner, tokens: &[u32], from: usize, to: usize) -> Result<Vec<f32>, Failure> {
-    let pages: Vec<u32> = (1..runner.kv().pages as u32).collect();
-    let part = Part { tokens, computed: from, n: to - from, pages: &pages, all_rows: true };
+    let spans = Span::whole(runner.kv());
+    let strides: Vec<usize> = spans.iter().map(|span| span.pages.len()).collect();
+    let part = Part { tokens, computed: from, n: to - from, spans: &spans, all_rows: true };
     let mut inputs = Inputs::default();
-    batch::fill(&mut inputs, &[part], pages.len());
+    batch::fill(&mut inputs, &[part], &strides);
     runner.run(&inputs)?;
     Ok(runner.output("logits")?.to_vec())
 }

@@ -123,9 +123,10 @@ fn what_is_made_runs() {
         assert_eq!(language.tokenizer().vocab_len(), model.config.vocabulary);
 
         let backend = Box::new(Cpu::new(&CpuOptions { threads: 1, isa: None }).unwrap());
-        let runner =
-            Runner::new(backend, model, checkpoint.clone(), PlanOptions::default(), kv_plan(64, 1)).unwrap();
-        let engine = Engine::new(runner, checkpoint.fingerprint(), EngineOptions::default());
+        let options = EngineOptions::default();
+        let kv = kv_plan(&model.graph, 64, 1, options.chunk);
+        let runner = Runner::new(backend, model, checkpoint.clone(), PlanOptions::default(), kv).unwrap();
+        let engine = Engine::new(runner, checkpoint.fingerprint(), options);
         let mut handle = Handle::new(engine, language).unwrap();
         let prompt = handle.language().completion("Hello").unwrap();
         let sampling = Settings { temperature: Some(0.0), ..Settings::default() };

@@ -3,7 +3,7 @@
 use super::*;
 use ingle_graph::op::{RopeSpec, RopeStyle, ValueId};
 use ingle_graph::reference::Interpreter;
-use ingle_graph::{Activation, AttentionSpec, Builder, PAGE, PlanKey, ValueType, passes};
+use ingle_graph::{Activation, AttentionSpec, Builder, KvInputs, PAGE, PlanKey, ValueType, passes};
 use ingle_tensor::{DType, gguf, quant};
 
 /// Numbers that look like weights: about normal, from a counter.
@@ -103,7 +103,7 @@ fn graph(shape: &Shape, checkpoint: &Checkpoint) -> Graph {
         inv_freq: (0..pairs).map(|i| 500f32.powf(-(i as f32) / pairs as f32)).collect(),
         scale: 1.25,
     });
-    let layer = b.kv_layer(kv_heads, head_dim);
+    let layer = b.kv_layer(kv_heads, head_dim, shape.window);
     let matrices = [
         ("q", heads * head_dim, cols),
         ("k", kv_heads * head_dim, cols),
@@ -162,10 +162,12 @@ fn inputs(rows: &[(u32, u32, u32)], wanted: &[u32]) -> Inputs {
     Inputs {
         tokens: rows.iter().map(|r| r.0).collect(),
         positions: rows.iter().map(|r| r.1).collect(),
-        cells: rows.iter().map(cell).collect(),
         sequences: rows.iter().map(|r| r.2).collect(),
-        tables: (0..3).flat_map(|s| (0..stride as u32).map(move |at| page(s, at))).collect(),
-        table_stride: stride,
+        kv: vec![KvInputs {
+            cells: rows.iter().map(cell).collect(),
+            tables: (0..3).flat_map(|s| (0..stride as u32).map(move |at| page(s, at))).collect(),
+            table_stride: stride,
+        }],
         wanted: wanted.to_vec(),
     }
 }
@@ -188,7 +190,9 @@ fn steps() -> Vec<Inputs> {
     ]
 }
 
-const KV: KvPlan = KvPlan { pages: 40, context: 384 };
+fn kv() -> KvPlan {
+    KvPlan { pages: vec![40], context: 384 }
+}
 
 /// Results of every step, outputs one after the other.
 fn results(
@@ -197,7 +201,7 @@ fn results(
     checkpoint: &Arc<Checkpoint>,
     options: &PlanOptions,
 ) -> Vec<f32> {
-    backend.load(graph, checkpoint.clone(), options, KV).unwrap();
+    backend.load(graph, checkpoint.clone(), options, kv()).unwrap();
     let mut all = Vec::new();
     for step in steps() {
         let bucket = Bucket::holding(step.tokens.len(), 3, step.wanted.len());
@@ -333,7 +337,7 @@ fn what_does_not_fit_is_refused_by_name() {
     let mut cpu = Cpu::new(&CpuOptions { threads: 2, isa: None }).unwrap();
     let says = |error: Error, what: &str| assert!(error.to_string().contains(what), "{error}");
     says(cpu.prepare(program.clone()).unwrap_err(), "call load first");
-    cpu.load(&graph, checkpoint.clone(), &options, KV).unwrap();
+    cpu.load(&graph, checkpoint.clone(), &options, kv()).unwrap();
     says(cpu.read(Prepared(0), 0).unwrap_err(), "has not run");
     let f32_keys = PlanOptions { kv: KvType::F32, ..options.clone() };
     let other = Arc::new(passes::compile(&graph, &key(&f32_keys)).unwrap());
@@ -361,7 +365,7 @@ fn every_step_is_counted_and_timed() {
     let key = PlanKey { bucket: Bucket::holding(1, 3, 1), options: options.clone() };
     let program = Arc::new(passes::compile(&graph, &key).unwrap());
     let mut cpu = Cpu::new(&CpuOptions::default()).unwrap();
-    cpu.load(&graph, checkpoint, &options, KV).unwrap();
+    cpu.load(&graph, checkpoint, &options, kv()).unwrap();
     let ready = cpu.prepare(program.clone()).unwrap();
     cpu.set_profile(true);
     cpu.run(ready, &inputs(&[(1, 0, 0)], &[0])).unwrap();

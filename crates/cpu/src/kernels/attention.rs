@@ -10,7 +10,8 @@ mod products;
 use std::ops::Range;
 
 use ingle_graph::math::{self, Lanes};
-use ingle_graph::{ATTENTION_CHUNK, AttentionSpec, Inputs, PAGE};
+use ingle_graph::program::first_visible;
+use ingle_graph::{ATTENTION_CHUNK, AttentionSpec, Inputs, KvInputs, PAGE};
 
 use super::kv::{ACCUMULATORS, Pages};
 use super::tree;
@@ -22,7 +23,7 @@ pub const QUERIES: usize = 32;
 
 /// Positions a row at `position` may look at.
 pub fn allowed(spec: &AttentionSpec, position: usize) -> Range<usize> {
-    spec.window.map_or(0, |window| (position + 1).saturating_sub(window))..position + 1
+    first_visible(spec.window, position)..position + 1
 }
 
 /// Chunks that hold any position a row may look at.
@@ -123,8 +124,9 @@ pub struct Chunk<'a> {
     spec: &'a AttentionSpec,
     pages: Pages<'a>,
     inputs: &'a Inputs,
-    /// A row of the sequence.
-    row: usize,
+    /// Page tables of the layer's group.
+    tables: &'a KvInputs,
+    sequence: u32,
     kv_head: usize,
     /// First position.
     first: usize,
@@ -135,7 +137,7 @@ pub struct Chunk<'a> {
 impl Chunk<'_> {
     /// Keys of the block's head in the page that holds position `at` of the chunk.
     fn keys(&self, at: usize) -> *const u8 {
-        // SAFETY: `Inputs::check` bounds pages by the pool.
+        // SAFETY: `Inputs::check` bounds the pages of positions that a row of the step may look at by the pool.
         unsafe { self.page(at).add(self.pages.layout.key_offset(self.kv_head)) }
     }
 
@@ -146,7 +148,7 @@ impl Chunk<'_> {
     }
 
     fn page(&self, at: usize) -> *const u8 {
-        let page = self.inputs.page(self.row, self.first + at);
+        let page = self.tables.page(self.sequence, self.first + at);
         // SAFETY: as above.
         unsafe { self.pages.page(page) }
     }
@@ -202,7 +204,8 @@ impl Block<'_> {
                     spec: self.spec,
                     pages: self.pages,
                     inputs: self.inputs,
-                    row: self.rows.start,
+                    tables: &self.inputs.kv[self.pages.group],
+                    sequence: self.inputs.sequences[self.rows.start],
                     kv_head: self.kv_head,
                     first: chunk * ATTENTION_CHUNK,
                     padded,

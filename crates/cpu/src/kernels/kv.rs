@@ -49,7 +49,7 @@ const fn leaf(step: usize) -> usize {
 impl PageLayout {
     /// Layout of one layer.
     pub fn new(layer: &KvLayer, kind: KvType) -> Self {
-        let KvLayer { heads, head_dim } = *layer;
+        let KvLayer { heads, head_dim, .. } = *layer;
         let padded_dim = head_dim.next_multiple_of(MAX_LANES);
         let units = head_dim.div_ceil(UNIT);
         let bytes = |dims: usize| {
@@ -90,14 +90,20 @@ impl PageLayout {
     }
 }
 
-/// Keys and values of all layers, `[page][layer]`: what a sequence touches lies together, so that a short one takes
-/// little memory even where the system gives it in huge pages.
+/// Keys and values: for each group of layers a pool `[page][layer of the group]`. What a sequence touches lies together,
+/// so that a short one takes little memory even where the system gives it in huge pages.
 pub struct Pool {
-    memory: Aligned,
-    /// Layout, and byte offset in a page of all layers.
-    layers: Vec<(PageLayout, usize)>,
-    /// Bytes of a page of all layers.
-    stride: usize,
+    /// Memory, and bytes of a page of all layers of the group.
+    groups: Vec<(Aligned, usize)>,
+    layers: Vec<Place>,
+}
+
+/// Where the keys and values of a layer lie.
+struct Place {
+    layout: PageLayout,
+    group: usize,
+    /// Byte offset in a page of all layers of the group.
+    offset: usize,
 }
 
 /// One layer's part of a [`Pool`].
@@ -105,34 +111,47 @@ pub struct Pool {
 pub struct Pages<'a> {
     /// Layout of a page.
     pub layout: &'a PageLayout,
+    /// Group whose cells and page tables count.
+    pub group: usize,
     start: *mut u8,
     stride: usize,
 }
 
 impl Pool {
-    /// Room for `pages` pages.
+    /// Room for `pages[g]` pages of each layer of group `g`.
     ///
     /// # Errors
     /// The system refuses the address space.
-    pub fn new(layers: &[KvLayer], kind: KvType, pages: usize) -> io::Result<Self> {
-        let mut stride = 0;
-        let place = |layer| {
+    pub fn new(layers: &[KvLayer], kind: KvType, pages: &[usize]) -> io::Result<Self> {
+        let mut strides = vec![0; pages.len()];
+        let place = |layer: &KvLayer| {
             let layout = PageLayout::new(layer, kind);
-            stride += layout.page_bytes();
-            let at = stride - layout.page_bytes();
-            (layout, at)
+            let offset = strides[layer.group];
+            strides[layer.group] += layout.page_bytes();
+            Place { layout, group: layer.group, offset }
         };
         let layers = layers.iter().map(place).collect();
-        let bytes = pages.checked_mul(stride).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { memory: Aligned::new(bytes)?, layers, stride })
+        let group = |(&pages, stride): (&usize, usize)| {
+            let bytes = pages.checked_mul(stride).ok_or(io::ErrorKind::OutOfMemory)?;
+            let memory = Aligned::new(bytes)?;
+            if cfg!(debug_assertions) {
+                // SAFETY: all of it, and nobody else knows of it yet. As any float type these bytes are NaN, so that a
+                // read of what was never written shows.
+                unsafe { memory.as_mut_ptr().write_bytes(0xFF, bytes) };
+            }
+            Ok((memory, stride))
+        };
+        let groups = pages.iter().zip(strides).map(group).collect::<io::Result<_>>()?;
+        Ok(Self { groups, layers })
     }
 
     /// The pages of one layer.
     pub fn layer(&self, layer: usize) -> Pages<'_> {
-        let (layout, at) = &self.layers[layer];
+        let Place { layout, group, offset } = &self.layers[layer];
+        let (memory, stride) = &self.groups[*group];
         // SAFETY: inside the first page, or at the end of an empty pool.
-        let start = unsafe { self.memory.as_mut_ptr().add((*at).min(self.memory.len())) };
-        Pages { layout, start, stride: self.stride }
+        let start = unsafe { memory.as_mut_ptr().add((*offset).min(memory.len())) };
+        Pages { layout, group: *group, start, stride: *stride }
     }
 }
 
@@ -361,19 +380,19 @@ mod tests {
     #[test]
     fn rows_of_keys_are_every_dim_in_tree_order() {
         for head_dim in [1, 31, 40, 64, 256] {
-            let layout = PageLayout::new(&KvLayer { heads: 3, head_dim }, KvType::F16);
+            let layout = PageLayout::new(&KvLayer { heads: 3, head_dim, group: 0 }, KvType::F16);
             let mut dims = layout.order.clone();
             dims.sort_unstable();
             assert!(dims.iter().enumerate().all(|(i, &d)| i == d as usize) && dims.len() == head_dim);
         }
-        let order = PageLayout::new(&KvLayer { heads: 1, head_dim: 64 }, KvType::F16).order;
+        let order = PageLayout::new(&KvLayer { heads: 1, head_dim: 64, group: 0 }, KvType::F16).order;
         assert_eq!(order[..10], [0, 32, 16, 48, 8, 40, 24, 56, 4, 36]);
     }
 
     #[test]
     fn blocks_do_not_overlap() {
         for kind in [KvType::F16, KvType::BF16, KvType::F32, KvType::Q8_0] {
-            let layout = PageLayout::new(&KvLayer { heads: 2, head_dim: 40 }, kind);
+            let layout = PageLayout::new(&KvLayer { heads: 2, head_dim: 40, group: 0 }, kind);
             let offsets =
                 [layout.key_offset(0), layout.key_offset(1), layout.value_offset(0), layout.value_offset(1)];
             let ends = [&offsets[1..], &[layout.page_bytes()]].concat();
@@ -381,6 +400,27 @@ mod tests {
                 let dims = if i < 2 { 40 } else { 48 };
                 assert!(from % ALIGN == 0 && to - from >= PAGE * kind.bytes(dims), "{kind} block {i}");
             }
+        }
+    }
+
+    /// A group's pages hold its own layers and no others.
+    #[test]
+    fn groups_have_pools_of_their_own() {
+        let layer = |head_dim, group| KvLayer { heads: 2, head_dim, group };
+        let layers = [layer(64, 0), layer(32, 1), layer(64, 1)];
+        let pool = Pool::new(&layers, KvType::F16, &[3, 5]).unwrap();
+        let bytes: Vec<usize> =
+            layers.iter().map(|layer| PageLayout::new(layer, KvType::F16).page_bytes()).collect();
+        assert_eq!(pool.groups[0].0.len(), 3 * bytes[0]);
+        assert_eq!(pool.groups[1].0.len(), 5 * (bytes[1] + bytes[2]));
+        for (l, layer) in layers.iter().enumerate() {
+            let pages = pool.layer(l);
+            assert_eq!(pages.group, layer.group);
+            let (memory, stride) = &pool.groups[layer.group];
+            // SAFETY: pages of the pool.
+            let (first, second) = unsafe { (pages.page(0), pages.page(1)) };
+            assert_eq!(first as usize - memory.as_mut_ptr() as usize, if l == 2 { bytes[1] } else { 0 });
+            assert_eq!(second as usize - first as usize, *stride);
         }
     }
 }

@@ -27,7 +27,7 @@ pub fn store(
     let mut saturated = 0;
     spread(worker, k.rows(frame) * heads, |item| {
         let (row, head) = (item / heads, item % heads);
-        let cell = frame.inputs.cells[row] as usize;
+        let cell = frame.inputs.kv[pages.group].cells[row] as usize;
         let key = scratch.row.as_mut_ptr();
         // SAFETY: one head of each value's row; the page is inside the pool, as `Inputs::check` made sure; this cell
         // and head are nobody else's.

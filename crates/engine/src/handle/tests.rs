@@ -20,7 +20,8 @@ fn handle(context: usize, prefix_cache: bool) -> Handle {
     let language = Language::open(&checkpoint).unwrap();
     let model = Arc::new(Model::open(&checkpoint).unwrap());
     let (backend, options) = (Box::new(Interpreter::new()), PlanOptions::default());
-    let runner = Runner::new(backend, model, checkpoint.clone(), options, kv_plan(context, 2)).unwrap();
+    let kv = kv_plan(&model.graph, context, 2, EngineOptions::default().chunk);
+    let runner = Runner::new(backend, model, checkpoint.clone(), options, kv).unwrap();
     let engine = Engine::new(runner, 1, EngineOptions { prefix_cache, ..EngineOptions::default() });
     Handle::new(engine, language).unwrap()
 }

@@ -43,6 +43,7 @@ pub fn run(graph: &Graph, plan: &Plan, key: &PlanKey) -> Program {
         weights: graph.weights.clone(),
         ropes: graph.ropes.clone(),
         kv: graph.kv.clone(),
+        kv_groups: graph.kv_groups.clone(),
     }
 }
 
