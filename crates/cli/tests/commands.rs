@@ -293,16 +293,16 @@ fn inspect_counts_what_windows_keep() {
         assert_eq!(
             memory["kv_groups"],
             serde_json::json!([
-                { "window": 8, "layers": 3, "pages": window, "bytes": 3 * window * page },
+                { "window": 8, "layers": 5, "pages": window, "bytes": 5 * window * page },
                 { "window": null, "layers": 1, "pages": all, "bytes": all * page },
             ])
         );
-        assert_eq!(memory["kv_bytes"], (3 * window + all) * page);
+        assert_eq!(memory["kv_bytes"], (5 * window + all) * page);
     }
     let text = stdout(&output(&["inspect", &model, "-c", "4096"]));
-    assert!(text.contains("3 layers keep a window of 8 positions: 37 pages"), "{text}");
+    assert!(text.contains("5 layers keep a window of 8 positions: 37 pages"), "{text}");
     let plan = stdout(&output(&["inspect", &model, "--plan"]));
-    assert!(plan.contains("kv group 0 keeps a window of 8 positions: layers 0 1 2"), "{plan}");
+    assert!(plan.contains("kv group 0 keeps a window of 8 positions: layers 0 1 2 3 4"), "{plan}");
 }
 
 #[test]
