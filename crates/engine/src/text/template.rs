@@ -12,6 +12,7 @@
 mod clock;
 mod content;
 mod generator;
+mod limits;
 mod python;
 mod rewrite;
 
@@ -141,8 +142,8 @@ impl ChatTemplate {
             syntax.map_err(|error| TemplateError::Compile { template: DEFAULT, reason: reason(&error) })?,
         );
         env.set_auto_escape_callback(|_| AutoEscape::None);
-        env.set_formatter(|out, _, value| Ok(out.write_str(&python::str(value))?));
-        env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        env.set_formatter(|out, _, value| Ok(out.write_str(&python::str(value)?)?));
+        env.set_unknown_method_callback(limits::method);
         env.add_filter("tojson", python::tojson);
         env.add_filter("join", python::join);
         generator::add_filters(&mut env);
@@ -152,7 +153,7 @@ impl ChatTemplate {
         env.add_test("sequence", |value: &Value| value.is_undefined() || value.len().is_some());
         env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
         env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, python::str(message)).with_source(Raised))
+            Err(Error::new(ErrorKind::InvalidOperation, python::str(message)?).with_source(Raised))
         });
         let (bos_token, eos_token) = (bos.to_owned(), eos.to_owned());
         let mut template = ChatTemplate { env, bos_token, eos_token, takes: Default::default() };
@@ -167,15 +168,21 @@ impl ChatTemplate {
     }
 
     fn compile(&mut self, template: &'static str, source: &str) -> Result<(), TemplateError> {
-        self.env
-            .add_template_owned(template, rewrite::rewritten(source))
-            .map_err(|error| TemplateError::Compile { template, reason: reason(&error) })
+        let (mut env, source) = (self.env.clone(), source.to_owned());
+        // The engine's compiler panics on a few sources (`{% import 'a' as b ~ c %}`).
+        let compiled = limits::within(limits::BASE, move || {
+            env.add_template_owned(template, rewrite::rewritten(&source)).map(|()| env)
+        });
+        let bad = |reason| TemplateError::Compile { template, reason };
+        self.env = compiled.map_err(bad)?.map_err(|error| bad(reason(&error)))?;
+        Ok(())
     }
 
     /// Renders a conversation, keeping `guard`'s special tokens out of its strings.
     ///
     /// # Errors
-    /// What the template refuses, in its author's words; a content part that is not text; a template that fails.
+    /// What the template refuses, in its author's words; a content part that is not text; a template that fails, which
+    /// includes that it does not end, or makes more of the conversation than a template may.
     pub fn render(&self, conversation: &Conversation, guard: &Guard) -> Result<Rendered, TemplateError> {
         let (name, takes) = match conversation.tools.as_ref().and(self.env.get_template(TOOL_USE).ok()) {
             Some(_) => (TOOL_USE, &self.takes[1]),
@@ -199,7 +206,7 @@ impl ChatTemplate {
     /// What the template called `name` makes of `messages` and of all else in `conversation`.
     fn run(
         &self,
-        name: &str,
+        name: &'static str,
         messages: &[Json],
         conversation: &Conversation,
         guard: &Guard,
@@ -218,7 +225,11 @@ impl ChatTemplate {
                 ("strftime_now".to_owned(), Value::from_function(move |format: &str| now.strftime(format))),
             ])
             .collect::<BTreeMap<_, _>>();
-        self.env.get_template(name)?.render(Value::from(context))
+        let budget = limits::budget(conversation);
+        let mut env = self.env.clone();
+        env.set_fuel(Some(budget));
+        limits::within(budget, move || env.get_template(name)?.render(Value::from(context)))
+            .map_err(|what| Error::new(ErrorKind::InvalidOperation, what))?
     }
 }
 

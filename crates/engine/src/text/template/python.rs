@@ -8,23 +8,36 @@
 use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
+use super::limits;
 use crate::text::disarm::MARK;
 
 /// Python's `str(value)`: what `{{ value }}` prints. Undefined prints nothing.
-pub(super) fn str(value: &Value) -> String {
+pub(super) fn str(value: &Value) -> Result<String, Error> {
     match value.as_str() {
-        Some(text) => text.to_owned(),
-        None if value.is_undefined() => String::new(),
+        Some(text) => Ok(text.to_owned()),
+        None if value.is_undefined() => Ok(String::new()),
         None => {
             let mut out = String::new();
-            write_repr(&mut out, value);
-            out
+            write_repr(&mut out, value, 0)?;
+            Ok(out)
         }
     }
 }
 
+/// Refuses to print what nests too deep or has become too long.
+fn check(out: &str, depth: usize) -> Result<(), Error> {
+    if depth > limits::DEPTH {
+        return Err(bad(format!("a value is nested more than {} deep", limits::DEPTH)));
+    }
+    if out.len() > limits::TEXT {
+        return Err(bad(format!("a value prints as more than {} bytes", limits::TEXT)));
+    }
+    Ok(())
+}
+
 /// Appends Python's `repr(value)`.
-fn write_repr(out: &mut String, value: &Value) {
+fn write_repr(out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
+    check(out, depth)?;
     match value.kind() {
         ValueKind::Undefined => out.push_str("Undefined"),
         ValueKind::None => out.push_str("None"),
@@ -39,7 +52,7 @@ fn write_repr(out: &mut String, value: &Value) {
                 if count > 0 {
                     out.push_str(", ");
                 }
-                write_repr(out, &item);
+                write_repr(out, &item, depth + 1)?;
                 count += 1;
             }
             // Python writes a tuple of one as `(x,)`.
@@ -54,14 +67,15 @@ fn write_repr(out: &mut String, value: &Value) {
                 if index > 0 {
                     out.push_str(", ");
                 }
-                write_repr(out, &key);
+                write_repr(out, &key, depth + 1)?;
                 out.push_str(": ");
-                write_repr(out, &value.get_item(&key).unwrap_or_default());
+                write_repr(out, &value.get_item(&key).unwrap_or_default(), depth + 1)?;
             }
             out.push('}');
         }
         _ => out.push_str(&value.to_string()),
     }
+    Ok(())
 }
 
 /// Quotes as `repr` does: single quotes, unless the text holds a single quote and no double quote.
@@ -123,8 +137,8 @@ pub(super) fn join(
     kwargs: Kwargs,
 ) -> Result<String, Error> {
     let joiner = match joiner {
-        Some(joiner) => str(joiner),
-        None => kwargs.get::<Option<&Value>>("d")?.map(str).unwrap_or_default(),
+        Some(joiner) => str(joiner)?,
+        None => kwargs.get::<Option<&Value>>("d")?.map(str).transpose()?.unwrap_or_default(),
     };
     let attribute = match attribute {
         Some(attribute) => Some(attribute),
@@ -139,7 +153,8 @@ pub(super) fn join(
         if index > 0 {
             out.push_str(&joiner);
         }
-        out.push_str(&str(&item));
+        out.push_str(&str(&item)?);
+        check(&out, 0)?;
     }
     Ok(out)
 }
@@ -173,7 +188,7 @@ pub(super) fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result
     let (item, key) = match separators {
         None => (if indent.is_some() { ",".to_owned() } else { ", ".to_owned() }, ": ".to_owned()),
         Some(pair) => {
-            let parts: Vec<String> = pair.try_iter()?.map(|part| str(&part)).collect();
+            let parts = pair.try_iter()?.map(|part| str(&part)).collect::<Result<Vec<String>, _>>()?;
             let [item, key] = <[String; 2]>::try_from(parts)
                 .map_err(|parts| bad(format!("tojson: separators has {} parts, 2 wanted", parts.len())))?;
             (item, key)
@@ -206,6 +221,7 @@ struct Json {
 
 impl Json {
     fn write(&self, out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
+        check(out, depth)?;
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
@@ -222,7 +238,7 @@ impl Json {
             ValueKind::Map => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();
                 if self.sort_keys {
-                    keys.sort_by_key(str);
+                    keys.sort_by_cached_key(|key| str(key).unwrap_or_default());
                 }
                 let mut empty = true;
                 for name in keys {
@@ -333,7 +349,7 @@ mod tests {
                 r"{'z': 1, 'a': [None, True], 'é': '\n\\\x7f'}",
             ),
         ] {
-            assert_eq!(str(&value_of(&value)), want, "{value}");
+            assert_eq!(str(&value_of(&value)).unwrap(), want, "{value}");
         }
     }
 
@@ -346,7 +362,7 @@ mod tests {
         ] {
             let mut env = minijinja::Environment::new();
             env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-            env.set_formatter(|out, _, value| Ok(out.write_str(&str(value))?));
+            env.set_formatter(|out, _, value| Ok(out.write_str(&str(value)?)?));
             assert_eq!(env.render_str(source, ()).unwrap(), want, "{source}");
         }
     }

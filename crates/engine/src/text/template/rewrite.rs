@@ -23,7 +23,9 @@ const ADD: &str = "python_add";
 
 /// Adds the functions that rewritten templates call.
 pub(super) fn add_functions(env: &mut Environment<'_>) {
-    env.add_function(JOIN, |left: &Value, right: &Value| python::str(left) + &python::str(right));
+    env.add_function(JOIN, |left: &Value, right: &Value| -> Result<String, Error> {
+        Ok(python::str(left)? + &python::str(right)?)
+    });
     env.add_function(ITER, |value: Value| {
         if value.is_none() {
             return Err(Error::new(ErrorKind::InvalidOperation, "'NoneType' object is not iterable"));

@@ -3,6 +3,7 @@
 //! caller knows which of them the template wrote.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use serde_json::Value as Json;
@@ -59,14 +60,21 @@ impl Library {
         let bad = |what: String| TokenizerError::Json { path: path.to_owned(), what };
         let file: Json = serde_json::from_slice(json).map_err(|error| bad(error.to_string()))?;
         let spelling = spelling(&file["decoder"])?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(|error| bad(error.to_string()))?;
+        check_frame(&file["post_processor"]).map_err(bad)?;
+        guarded(|| Self::take_apart(json, &file, spelling)).and_then(|loaded| loaded).map_err(bad)
+    }
+
+    /// `file` is `json` as values.
+    fn take_apart(json: &[u8], file: &Json, spelling: Spelling) -> Result<Loaded, String> {
+        let bad = |error: tokenizers::Error| error.to_string();
+        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(bad)?;
         inner.with_padding(None);
-        inner.with_truncation(None).map_err(|error| bad(error.to_string()))?;
+        inner.with_truncation(None).map_err(bad)?;
 
         let mut added: Vec<(u32, tokenizers::AddedToken)> =
             inner.get_added_tokens_decoder().iter().map(|(id, token)| (*id, token.clone())).collect();
         added.sort_by_key(|&(id, _)| id);
-        let mut vocabulary = vocabulary(&inner, &added, &spelling).map_err(bad)?;
+        let mut vocabulary = vocabulary(&inner, &added, &spelling)?;
         let token = |id, token: &tokenizers::AddedToken, text: String| AddedToken {
             id,
             text,
@@ -80,7 +88,7 @@ impl Library {
             if given.normalized {
                 let mut text = NormalizedString::from(given.content.as_str());
                 if let Some(normalizer) = inner.get_normalizer() {
-                    normalizer.normalize(&mut text).map_err(|error| bad(error.to_string()))?;
+                    normalizer.normalize(&mut text).map_err(bad)?;
                 }
                 spellings.insert(*id, written(&given.content));
                 normalized.push(token(*id, given, text.get().to_owned()));
@@ -88,8 +96,8 @@ impl Library {
                 raw.push(token(*id, given, given.content.clone()));
             }
         }
-        let (prefix, suffix) = frame(&inner).map_err(|error| bad(error.to_string()))?;
-        let plain = plain::model(&file, &mut vocabulary);
+        let (prefix, suffix) = frame(&inner).map_err(bad)?;
+        let plain = plain::model(file, &mut vocabulary);
         Ok(Loaded {
             plain,
             vocabulary,
@@ -114,6 +122,14 @@ impl Library {
     /// normalized text, also only where it was written as such: a template writes it so, and another spelling that
     /// becomes the token is a user's, which nobody looked out for.
     pub(super) fn encode(
+        &self,
+        text: &str,
+        armed: impl Fn(std::ops::Range<usize>) -> bool,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        guarded(|| self.encode_unguarded(text, armed)).map_err(TokenizerError::Encode)?
+    }
+
+    fn encode_unguarded(
         &self,
         text: &str,
         armed: impl Fn(std::ops::Range<usize>) -> bool,
@@ -148,6 +164,28 @@ impl Library {
         let encoding = pieces.into_encoding(None, 0, tokenizers::OffsetType::None).map_err(failed)?;
         Ok(encoding.get_ids().to_vec())
     }
+}
+
+/// What `work` returns. The crate panics on some files that its own programs would not write; such a file is damaged,
+/// and costs nobody else's work.
+fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|_| "its settings contradict each other".to_owned())
+}
+
+/// A template of the post-processor that names a special token must define it: the crate looks it up without asking.
+fn check_frame(processor: &Json) -> Result<(), String> {
+    let nested = processor["processors"].as_array().into_iter().flatten();
+    for processor in nested.chain([processor]) {
+        let pieces = ["single", "pair"].into_iter().flat_map(|field| processor[field].as_array()).flatten();
+        for id in pieces.filter_map(|piece| piece["SpecialToken"]["id"].as_str()) {
+            if processor["special_tokens"].get(id).is_none() {
+                return Err(format!(
+                    "post_processor puts the token {id:?} around a text, but does not define it"
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A part of the text, with its token where it is one.

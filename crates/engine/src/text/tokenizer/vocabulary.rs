@@ -103,7 +103,7 @@ fn tag(hash: u64) -> u32 {
 fn hash(bytes: &[u8]) -> u64 {
     let mut hash = bytes.len() as u64;
     let mut mix = |word: u64| {
-        let product = u128::from(hash ^ word) * 0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835;
+        let product = u128::from(hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835);
         hash = (product >> 64) as u64 ^ product as u64;
     };
     let (words, rest) = bytes.as_chunks::<8>();
