@@ -73,6 +73,11 @@ fn setting(key: impl Into<String>, what: impl Into<String>) -> Error {
     Error::Setting { key: key.into(), what: what.into() }
 }
 
+/// A number that is positive in f32, where it takes part.
+fn positive(key: &str, value: f64) -> Result<f32> {
+    Ok(rope::positive(key, value)? as f32)
+}
+
 impl Keys<'_> {
     fn f64_opt(&self, gguf: &str, json: &str) -> Result<Option<f64>> {
         match self {
@@ -102,12 +107,7 @@ impl Keys<'_> {
     /// A cap, or `default` where the source has no such key at all; null and 0 mean none.
     fn cap(&self, name: &str, default: Option<f64>) -> Result<Option<f32>> {
         let cap = if self.lacks(name, name) { default } else { self.f64_opt(name, name)? };
-        match cap.filter(|&c| c != 0.0) {
-            Some(c) if !(c.is_finite() && c > 0.0) => {
-                Err(setting(self.name(name, name), format!("{c}: want a positive number")))
-            }
-            cap => Ok(cap.map(|c| c as f32)),
-        }
+        cap.filter(|&c| c != 0.0).map(|c| positive(&self.name(name, name), c)).transpose()
     }
 
     fn flag(&self, gguf: &str, json: &str) -> Result<Option<bool>> {
@@ -179,9 +179,16 @@ impl Config {
             let key = keys.name("attention.key_length", "head_dim");
             return Err(setting(key, format!("{head_dim}: want an even number up to 1024")));
         }
-        let eps = keys.f64_opt("attention.layer_norm_rms_epsilon", "rms_norm_eps")?.ok_or_else(|| {
-            setting(keys.name("attention.layer_norm_rms_epsilon", "rms_norm_eps"), "is missing")
-        })?;
+        if let Some(other) = keys.usize_opt("attention.value_length", "")?.filter(|&n| n != head_dim) {
+            let what = format!("{other}: heads of values that differ from those of keys, {head_dim}");
+            return Err(setting(keys.name("attention.value_length", ""), what));
+        }
+        let eps_key = keys.name("attention.layer_norm_rms_epsilon", "rms_norm_eps");
+        let eps = match keys.f64_opt("attention.layer_norm_rms_epsilon", "rms_norm_eps")? {
+            None => return Err(setting(eps_key, "is missing")),
+            Some(eps) if eps < 1.0 => positive(&eps_key, eps)?,
+            Some(eps) => return Err(setting(eps_key, format!("{eps}: want a positive number below 1"))),
+        };
         let context = keys.usize("context_length", "max_position_embeddings")?;
         let embedding = checkpoint.require(&names.global("token_embd.weight"))?;
         let rope_dim = match &keys {
@@ -206,7 +213,7 @@ impl Config {
             Keys::Json(config) => rope::of_json(config, family)?,
         };
         let base = |theta: f64, gguf: &str| {
-            if theta.is_finite() && theta > 1.0 {
+            if theta > 1.0 && (theta as f32).is_finite() {
                 Ok(theta)
             } else {
                 let what = format!("{theta}: want a rotary base above 1");
@@ -230,9 +237,7 @@ impl Config {
             Keys::Gguf(..) => head_dim as f64,
             Keys::Json(_) => keys.f64_opt("", "query_pre_attn_scalar")?.unwrap_or(head_dim as f64),
         };
-        if !(scalar.is_finite() && scalar > 0.0) {
-            return Err(setting("query_pre_attn_scalar", format!("{scalar}: want a positive number")));
-        }
+        positive("query_pre_attn_scalar", scalar)?;
         Ok(Self {
             family: family.name,
             vocabulary: embedding.shape.first().copied().unwrap_or(0),
@@ -243,7 +248,7 @@ impl Config {
             head_dim,
             ffn: keys.usize("feed_forward_length", "intermediate_size")?,
             activation: activation(&keys, family)?,
-            eps: eps as f32,
+            eps,
             context,
             rope_theta: theta,
             rope_theta_local: theta_local,

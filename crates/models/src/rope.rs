@@ -100,11 +100,20 @@ pub fn of_json(config: &Value, family: &Family) -> Result<(Option<f64>, Option<f
     Ok((theta, theta_local, scaling))
 }
 
-fn positive(key: &str, value: f64) -> Result<f64> {
-    if value.is_finite() && value > 0.0 {
+/// A number that is positive, also in f32.
+pub(crate) fn positive(key: &str, value: f64) -> Result<f64> {
+    if value > 0.0 && (value as f32).is_normal() {
         Ok(value)
     } else {
         Err(setting(key, format!("{value}: want a positive number")))
+    }
+}
+
+/// `fast`, above which YaRN keeps a frequency: no less than `slow`, under which it divides one.
+fn ramp(key: &str, fast: f64, slow: f64) -> Result<f64> {
+    match fast >= slow {
+        true => Ok(fast),
+        false => Err(setting(key, format!("{fast}: want no less than the slow one, {slow}"))),
     }
 }
 
@@ -140,6 +149,8 @@ impl Scaling {
             },
             "yarn" => {
                 let factor = positive(&key("factor"), factor.unwrap_or(1.0))?;
+                let fast = positive(&key("yarn_beta_fast"), number("yarn_beta_fast")?.unwrap_or(32.0))?;
+                let slow = positive(&key("yarn_beta_slow"), number("yarn_beta_slow")?.unwrap_or(1.0))?;
                 Ok(Scaling::Yarn {
                     factor,
                     original: match m.u32_opt(&key("original_context_length"))? {
@@ -149,8 +160,8 @@ impl Scaling {
                             f64::from(m.u32(&format!("{prefix}.context_length"))?) / factor,
                         )?,
                     },
-                    beta_fast: positive(&key("yarn_beta_fast"), number("yarn_beta_fast")?.unwrap_or(32.0))?,
-                    beta_slow: positive(&key("yarn_beta_slow"), number("yarn_beta_slow")?.unwrap_or(1.0))?,
+                    beta_fast: ramp(&key("yarn_beta_fast"), fast, slow)?,
+                    beta_slow: slow,
                     attention: match number("yarn_attn_factor")? {
                         None => None,
                         Some(f) => Some(positive(&key("yarn_attn_factor"), f)?),
@@ -189,11 +200,13 @@ impl Scaling {
             "yarn" => {
                 let original = positive("original_max_position_embeddings", original()?)?;
                 let factor = number("factor")?.unwrap_or(context / original);
+                let (fast, slow) =
+                    (number("beta_fast")?.unwrap_or(32.0), number("beta_slow")?.unwrap_or(1.0));
                 Ok(Scaling::Yarn {
                     factor: positive("factor", factor)?,
                     original,
-                    beta_fast: number("beta_fast")?.unwrap_or(32.0),
-                    beta_slow: number("beta_slow")?.unwrap_or(1.0),
+                    beta_fast: ramp("beta_fast", fast, slow)?,
+                    beta_slow: slow,
                     attention: match (
                         number("attention_factor")?,
                         number("mscale")?,
@@ -221,12 +234,12 @@ impl Scaling {
     /// One frequency per pair of a rotary embedding over `dim` elements with this base, and the factor on cos and sin.
     ///
     /// # Errors
-    /// A divisor tensor of another length.
+    /// A divisor tensor of another length; numbers that together leave f32.
     pub fn frequencies(&self, theta: f64, dim: usize) -> Result<(Vec<f32>, f32)> {
         // base^(2i/dim): exponent and power rounded to f32, as the training code does.
         let power = |i: usize| (f64::from(2.0 * i as f32 / dim as f32) * theta.ln()).exp() as f32;
         let plain: Vec<f32> = (0..dim / 2).map(|i| 1.0 / power(i)).collect();
-        Ok(match self {
+        let (frequencies, scale) = match self {
             Scaling::None => (plain, 1.0),
             Scaling::Linear { factor } => (plain.iter().map(|f| f / *factor as f32).collect(), 1.0),
             Scaling::Divisors(divisors) => {
@@ -271,7 +284,19 @@ impl Scaling {
                 });
                 (scaled.collect(), attention.unwrap_or_else(|| yarn_scale(*factor, 1.0)) as f32)
             }
-        })
+        };
+        // The angle of the last position there can be is a number then.
+        const FASTEST: f32 = 1e6;
+        match frequencies.iter().find(|&&f| !(0.0..=FASTEST).contains(&f)) {
+            Some(f) => {
+                let what = format!("give a frequency of {f} radians a token: want 0 to {FASTEST}");
+                Err(setting("the rope scaling factors", what))
+            }
+            None if !scale.is_normal() => {
+                Err(setting("attention_factor", format!("{scale}: want a positive number")))
+            }
+            None => Ok((frequencies, scale)),
+        }
     }
 }
 

@@ -298,6 +298,75 @@ fn executorch_2521_missing_frequency_base() {
     }
 }
 
+/// Numbers that no model has, by either spelling: each is refused by its key, and none becomes a NaN in an answer.
+#[test]
+fn impossible_numbers_are_refused() {
+    let nan = f32::NAN;
+    for (path, key, bad) in [
+        (
+            "llama-s1",
+            "llama.attention.layer_norm_rms_epsilon",
+            &[0.0, -1e-5, 1.0, nan, f32::INFINITY, 1e-45][..],
+        ),
+        ("qwen2-s1", "qwen2.rope.scaling.factor", &[-1.0, nan, f32::INFINITY, 1e-30]),
+        ("gemma2-s1", "gemma2.attn_logit_softcapping", &[-1.0, nan, f32::INFINITY, 1e-40]),
+        ("gemma2-s1", "gemma2.final_logit_softcapping", &[-1.0, nan, f32::NEG_INFINITY]),
+        ("gemma3_text-s1", "gemma3.rope.freq_base_swa", &[0.0, 1.0, -5.0, nan, f32::INFINITY]),
+    ] {
+        for bad in bad {
+            let set = |w: &mut Writer<'_>| w.set(key, bad).expect("a fresh key");
+            let word = key.split('.').find(|part| ["rope", "attention"].contains(part)).unwrap_or(key);
+            refused(&rekeyed(&format!("gguf/{path}/model-q8_0.gguf"), &[key], set), &["setting", word]);
+        }
+    }
+    let path = "gguf/llama-s1/model-q8_0.gguf";
+    for (key, bad) in [
+        ("llama.attention.head_count", 0u32),
+        ("llama.attention.head_count_kv", 0),
+        ("llama.attention.head_count_kv", 3),
+        ("llama.attention.value_length", 64),
+        ("llama.block_count", 0),
+        ("llama.context_length", 0),
+        ("llama.embedding_length", 0),
+        ("llama.feed_forward_length", 0),
+    ] {
+        let set = |w: &mut Writer<'_>| w.set(key, &bad).expect("a fresh key");
+        refused(&rekeyed(path, &[key], set), &[key]);
+    }
+    for (model, key, bad) in [
+        ("llama", "rms_norm_eps", json!([0, -1e-5, 1, 1e-50, 1e300])),
+        ("llama", "num_attention_heads", json!([0, -4, 2.5])),
+        ("llama", "num_key_value_heads", json!([0, 3])),
+        ("llama", "max_position_embeddings", json!([0, -1])),
+        ("llama", "partial_rotary_factor", json!([0, -1, 2, 1e300])),
+        ("gemma2", "query_pre_attn_scalar", json!([0, -1, 1e300, 1e-50])),
+        ("gemma2", "attn_logit_softcapping", json!([-1, 1e300, 1e-50])),
+        ("gemma2", "final_logit_softcapping", json!([-1, 1e300, 1e-50])),
+    ] {
+        for bad in bad.as_array().expect("a list") {
+            refused(&folder(model, |c| c[key] = bad.clone()), &[key]);
+        }
+    }
+    let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64});
+    for (key, bad) in [
+        ("factor", json!([0, -1, 1e300, 1e-50, 1e-30])),
+        ("original_max_position_embeddings", json!([0, -1])),
+        ("beta_fast", json!([0, 0.5, 1e300])),
+        ("beta_slow", json!([0, -1])),
+        ("attention_factor", json!([0, -1, 1e300])),
+    ] {
+        for bad in bad.as_array().expect("a list") {
+            let mut scaling = yarn.clone();
+            scaling[key] = bad.clone();
+            let checkpoint = folder("llama", |c| {
+                without(c, "rope_parameters");
+                c["rope_scaling"] = scaling;
+            });
+            refused(&checkpoint, &["setting", key]);
+        }
+    }
+}
+
 /// EricLBuehler/mistral.rs#798, imoneoi/openchat#199: a model without an output matrix uses its embedding, held once; a
 /// model that has both uses the output matrix.
 #[test]
