@@ -622,3 +622,21 @@ fn a_bench_makes_each_test_once() {
     let args = ["bench", "-m", &model, "--json", "-p", "8,8", "-n", "2", "-d", "0,0", "-b", "1,1", "-r", "1"];
     assert_eq!(json(&args)["results"].as_array().unwrap().len(), 2);
 }
+
+/// A model whose logits are NaN ends a benchmark with an error, never with a speed, and never not at all.
+#[test]
+fn a_bench_of_logits_that_are_not_numbers_fails() {
+    let folder = TempDir::new().unwrap();
+    let mut bytes = std::fs::read(model()).unwrap();
+    let checkpoint = ingle_tensor::Checkpoint::open(Path::new(&model())).unwrap();
+    let norm = checkpoint.data(checkpoint.require("output_norm.weight").unwrap());
+    let at = bytes.windows(norm.len()).position(|window| window == norm).unwrap();
+    bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    let path = folder.path().join("nan.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    let path = path.display().to_string();
+    for lengths in [["-p", "0", "-n", "4"], ["-p", "8", "-n", "0"]] {
+        let said = failure(&[&["bench", "-m", &path, "-r", "1"], &lengths[..]].concat(), 1);
+        assert!(said.contains("no token can be chosen") && said.contains("ingle check"), "{said}");
+    }
+}

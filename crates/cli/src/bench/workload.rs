@@ -7,7 +7,20 @@ use ingle_engine::request::{Event, Request};
 use ingle_engine::step::{Engine, EngineOptions};
 use ingle_graph::{Bucket, Graph, KvType, Op, Program, Rows};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+
+/// One step; a sequence for which no token can be chosen ends the benchmark.
+fn step(engine: &mut Engine) -> Result<Vec<Event>> {
+    let events = engine.step()?;
+    let failed = events.iter().find_map(|event| match event {
+        Event::Failed(_, what) => Some(what),
+        _ => None,
+    });
+    match failed {
+        Some(what) => Err(Error::Refused(format!("{what}: `ingle check` finds weights that are not finite"))),
+        None => Ok(events),
+    }
+}
 
 /// What is timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,7 +120,7 @@ impl Test {
                 let start = Instant::now();
                 self.submit(engine, 1, 1 + repetition)?;
                 while engine.busy() {
-                    engine.step()?;
+                    step(engine)?;
                     after_step(engine);
                 }
                 Ok(Sample { seconds: start.elapsed().as_secs_f64(), tokens: self.tokens * self.batch })
@@ -115,11 +128,13 @@ impl Test {
             Kind::Decode => {
                 // The contexts, into the prefix cache: so all sequences begin to decode in the same step.
                 self.submit(engine, 1, 0)?;
-                engine.run_to_end()?;
+                while engine.busy() {
+                    step(engine)?;
+                }
                 self.submit(engine, self.tokens + 1, 0)?;
                 let mut begun = HashSet::new();
                 while begun.len() < self.batch {
-                    let events = engine.step()?;
+                    let events = step(engine)?;
                     begun.extend(events.iter().filter_map(|event| match event {
                         Event::Token(id, _) => Some(*id),
                         _ => None,
@@ -127,7 +142,7 @@ impl Test {
                 }
                 let (start, mut tokens) = (Instant::now(), 0);
                 while engine.busy() {
-                    let events = engine.step()?;
+                    let events = step(engine)?;
                     after_step(engine);
                     tokens += events.iter().filter(|event| matches!(event, Event::Token(..))).count();
                 }

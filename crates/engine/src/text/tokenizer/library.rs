@@ -97,6 +97,12 @@ impl Library {
             }
         }
         let (prefix, suffix) = frame(&inner).map_err(bad)?;
+        if let Some(id) = prefix.iter().chain(&suffix).find(|&&id| id as usize >= vocabulary.len()) {
+            return Err(format!(
+                "post_processor puts token {id} around a text, but the vocabulary has {} tokens",
+                vocabulary.len()
+            ));
+        }
         let plain = plain::model(file, &mut vocabulary);
         Ok(Loaded {
             plain,

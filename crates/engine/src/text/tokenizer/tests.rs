@@ -506,3 +506,30 @@ fn tokens_are_found_by_what_they_contain() {
 mod long_words;
 mod plain_kinds;
 mod word_piece;
+
+/// What a post-processor puts around a text must exist: as a token of its own list, and in the vocabulary.
+#[test]
+fn tokens_around_a_text_must_exist() {
+    type Edit = fn(&mut Json);
+    let rows: [(&str, Edit); 2] = [
+        ("does not define it", |specials| *specials = serde_json::json!({})),
+        ("puts token 1000000000 around", |specials| {
+            let first = specials.as_object_mut().unwrap().values_mut().next().unwrap();
+            first["ids"] = serde_json::json!([1_000_000_000]);
+        }),
+    ];
+    for (want, edit) in rows {
+        let folder = tempfile::tempdir().unwrap();
+        for file in ["tokenizer.json", "tokenizer_config.json"] {
+            std::fs::copy(fixture("llama3style").join(file), folder.path().join(file)).unwrap();
+        }
+        let path = folder.path().join("tokenizer.json");
+        let mut json = read(&path);
+        let processors = json["post_processor"]["processors"].as_array_mut().unwrap();
+        let frame = processors.iter_mut().find(|p| p["type"] == "TemplateProcessing").unwrap();
+        edit(&mut frame["special_tokens"]);
+        std::fs::write(&path, json.to_string()).unwrap();
+        let said = Tokenizer::from_dir(folder.path()).unwrap_err().to_string();
+        assert!(said.contains(want), "{said}");
+    }
+}
