@@ -261,11 +261,13 @@ impl Tally {
     }
 }
 
-/// The start of a message without numbers and what is between quotes: near enough to a kind.
+/// The start of a message without paths, numbers and what is between quotes: near enough to a kind.
 fn kind(message: &str) -> String {
+    let start: String = message.chars().take(400).collect();
+    let words = start.split(' ').filter(|word| !word.contains('/'));
     let mut out = String::new();
     let mut quote = None;
-    for c in message.chars().take(400) {
+    for c in words.flat_map(|word| [" ", word]).flat_map(str::chars).skip(1) {
         match (quote, c) {
             (Some(open), c) if c == open => quote = None,
             (None, '"' | '`') => {
