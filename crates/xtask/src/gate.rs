@@ -18,6 +18,7 @@ use ingle_engine::text::{Specials, Tokenizer};
 use ingle_graph::{Activations, Inputs, PlanOptions};
 use ingle_models::Model;
 use ingle_tensor::{Checkpoint, DType, Source, gguf, quant};
+use ingle_tests::Random;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -40,7 +41,7 @@ pub fn run(arguments: &[String]) -> ExitCode {
             }
         },
         _ => {
-            eprintln!("usage: cargo run --release -p xtask -- gate TEXT MODEL.gguf...");
+            eprintln!("usage: cargo run --release --bin xtask -- gate TEXT MODEL.gguf...");
             ExitCode::from(2)
         }
     }
@@ -244,7 +245,7 @@ fn drawn(dtype: DType, bytes: &[u8], elements: usize, random: &mut Random) -> Ve
             // Sub-scales cover 16 or 32 values, and every code of such a group is a multiple of the group's step.
             for (w, values) in view.w[..view.len].chunks(16).zip(values.chunks_mut(16)) {
                 let step = view.d.abs() * f32::from(w.iter().fold(0, |a, &b| gcd(a, b.unsigned_abs())));
-                values.iter_mut().for_each(|v| *v += step * (random.uniform() - 0.5));
+                values.iter_mut().for_each(|v| *v += step * (uniform(random) - 0.5));
             }
         }
     }
@@ -255,18 +256,9 @@ fn gcd(a: u16, b: u16) -> u16 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// A counter-based source: SplitMix64 of a seed that is the tensor's number.
-struct Random(u64);
-
-impl Random {
-    /// Uniform in [0, 1).
-    fn uniform(&mut self) -> f32 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 24) as f32
-    }
+/// Uniform in [0, 1).
+fn uniform(random: &mut Random) -> f32 {
+    (random.bits() >> 40) as f32 / (1u64 << 24) as f32
 }
 
 /// The same model with other tensors: `make` gives the type and the values of each.
@@ -278,7 +270,7 @@ fn rewrite(
     let mut writer = gguf::Writer::new();
     writer.copy(metadata, &["split.no", "split.count", "split.tensors.count"])?;
     for (i, info) in from.tensors().iter().enumerate() {
-        let (dtype, values) = make(info, &mut Random(i as u64));
+        let (dtype, values) = make(info, &mut Random::new(i as u64));
         let bytes = dtype.row_bytes(info.cols())? * info.rows();
         let mut out = vec![0; bytes];
         let row = bytes / info.rows();

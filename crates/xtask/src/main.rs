@@ -1,4 +1,4 @@
-//! Repository automation: `cargo run -p xtask -- tidy`.
+//! Repository automation: `cargo run --bin xtask -- tidy`.
 
 mod gate;
 mod mutate;
@@ -13,7 +13,7 @@ use ingle_tests::attack::watch::Watched;
 #[global_allocator]
 static ALLOCATOR: Watched = Watched;
 
-const USAGE: &str = "usage: cargo run --release -p xtask -- COMMAND
+const USAGE: &str = "usage: cargo run --release --bin xtask -- COMMAND
   tidy                    check what the compiler does not: crate edges, marks, sizes
   gate TEXT MODEL.gguf... what int8 activations cost beside what quantized weights cost (docs/numerics.md)
   texts VOCABULARIES TOKENIZERS TEMPLATES [MODEL.gguf...]
