@@ -51,6 +51,8 @@ pub enum Source {
     SafeTensors {
         /// config.json, an object.
         config: serde_json::Value,
+        /// The file that `config` is from.
+        config_path: PathBuf,
         /// The folder, which may also hold tokenizer.json and the like.
         dir: PathBuf,
     },
@@ -86,7 +88,7 @@ impl Checkpoint {
     /// - a GGUF file, or any part of a split one (`name-00002-of-00005.gguf`);
     /// - a folder with safetensors and config.json, or config.legacy.json where that is absent;
     /// - one of the folder's `.safetensors` files or its `.safetensors.index.json`: that one, with the
-    ///   folder's config;
+    ///   folder's config; a shard (`model-00001-of-00002.safetensors`) opens all of them, by the index beside it;
     /// - another `.json` file of the folder: its weights, with this as the config.
     ///
     /// All headers are read and checked, and every tensor lies inside its file.
@@ -106,7 +108,7 @@ impl Checkpoint {
                     "it looks like a PyTorch pickle, which can run code: convert it to safetensors"
                 }
                 b"version " => "it is a Git LFS pointer: fetch the file itself",
-                [] => "it is empty: was a download cut short?",
+                [] => "it is empty: fetch it again",
                 _ => "name a .gguf file, or a folder with config.json and .safetensors files",
             };
             let found = format!("\"{}\"", start.escape_ascii());

@@ -79,6 +79,9 @@ pub enum Error {
     /// A header that contradicts itself or its format.
     #[error("{0}")]
     Header(String),
+    /// Files that belong together and are not: parts, shards, a config. The message says what to do.
+    #[error("{0}")]
+    Apart(String),
     /// A metadata key with an unusable value.
     #[error("metadata key {}: {problem}", shown(key))]
     Key {
@@ -112,7 +115,7 @@ pub enum Error {
         count: usize,
     },
     /// An element type that this version does not read.
-    #[error("element type {found} is not supported; supported are {}", DType::names())]
+    #[error("element type {found} is not supported; known types are {}", DType::names())]
     UnknownType {
         /// The type as the file gives it, with its public name if it has one.
         found: String,
@@ -165,9 +168,19 @@ impl Error {
     pub(crate) fn or_missing(self, reason: impl FnOnce() -> String) -> Self {
         match self {
             Self::Io { path, source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
-                Self::Header(reason()).in_file(&path)
+                Self::Apart(reason()).in_file(&path)
             }
             other => other,
+        }
+    }
+
+    /// Whether the message itself says what to do, or needs nobody to.
+    pub fn says_what_to_do(&self) -> bool {
+        match self {
+            Self::InFile { reason, .. } | Self::InTensor { reason, .. } => reason.says_what_to_do(),
+            Self::Io { .. } | Self::NotAModel { .. } | Self::Version { .. } | Self::BigEndian { .. } => true,
+            Self::Apart(_) | Self::UnknownType { .. } => true,
+            _ => false,
         }
     }
 

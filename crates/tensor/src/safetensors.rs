@@ -75,10 +75,10 @@ pub(crate) fn open(path: &Path) -> Result<Opened> {
     } else {
         (parent, Some(path.to_path_buf()), None)
     };
-    let weights = weights.map_or_else(|| find_weights(dir), Ok)?;
-    let config = config.map_or_else(|| find_config(dir), Ok)?;
+    let weights = weights.map_or_else(|| find_weights(dir), whole)?;
+    let config_path = config.map_or_else(|| find_config(dir), Ok)?;
 
-    let config = read_object(&config)?;
+    let config = read_object(&config_path)?;
     let (files, Contents { tensors, unread }) =
         if weights.extension().is_some_and(|extension| extension == "json") {
             open_index(dir, &weights)?
@@ -87,7 +87,12 @@ pub(crate) fn open(path: &Path) -> Result<Opened> {
             let contents = contents(&bytes, 0).map_err(|error| error.in_file(&weights))?;
             (vec![bytes], contents)
         };
-    Ok(Opened { source: Source::SafeTensors { config, dir: dir.into() }, files, tensors, unread })
+    Ok(Opened {
+        source: Source::SafeTensors { config, config_path, dir: dir.into() },
+        files,
+        tensors,
+        unread,
+    })
 }
 
 fn find_weights(dir: &Path) -> Result<PathBuf> {
@@ -96,16 +101,39 @@ fn find_weights(dir: &Path) -> Result<PathBuf> {
         let other = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
         let other =
             other.filter(|path| path.extension().is_some_and(|e| e == "gguf" || e == "safetensors")).min();
-        let hint =
-            other.map_or(String::new(), |path| format!("; name a file to open it: {}", path.display()));
-        Error::Header(format!("the folder has neither {SINGLE} nor {INDEX}{hint}")).in_file(dir)
+        let hint = match other {
+            Some(path) => format!("name a file to open it: {}", path.display()),
+            None => "it is no model's: name a .gguf file, or a folder with those".into(),
+        };
+        Error::Apart(format!("the folder has neither {SINGLE} nor {INDEX}; {hint}")).in_file(dir)
     })
+}
+
+/// What opens the model of this weight file: itself, or where it is one of several shards the index beside it.
+fn whole(path: PathBuf) -> Result<PathBuf> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let Some((stem, shard, count)) = shard(&name).filter(|(.., count)| *count > 1) else { return Ok(path) };
+    let index = path.with_file_name(format!("{stem}.safetensors.index.json"));
+    if index.exists() {
+        return Ok(index);
+    }
+    let index = index.file_name().unwrap_or_default().display();
+    let problem =
+        format!("this is shard {shard} of {count}: fetch all of them, and {index}, which opens them");
+    Err(Error::Apart(problem).in_file(&path))
+}
+
+/// Stem, number and count of `stem-00001-of-00002.safetensors`.
+fn shard(name: &str) -> Option<(&str, u32, u32)> {
+    let (stem, count) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
+    let (stem, shard) = stem.rsplit_once('-')?;
+    Some((stem, shard.parse().ok()?, count.parse().ok()?))
 }
 
 fn find_config(dir: &Path) -> Result<PathBuf> {
     let found = [CONFIG, LEGACY_CONFIG].into_iter().map(|name| dir.join(name)).find(|path| path.exists());
     found.ok_or_else(|| {
-        Error::Header(format!("there is no {CONFIG} beside the weights: copy it from the model's source"))
+        Error::Apart(format!("there is no {CONFIG} beside the weights: copy it from the model's source"))
             .in_file(dir)
     })
 }

@@ -73,7 +73,7 @@ fn stem(path: &Path, no: usize, count: usize) -> Result<PathBuf> {
     let suffix = (no < count).then(|| part_name("", no, count));
     match suffix.as_deref().and_then(|suffix| name.strip_suffix(suffix)) {
         Some(stem) => Ok(path.with_file_name(stem)),
-        None => Err(Error::Header(format!(
+        None => Err(Error::Apart(format!(
             "this is part {} of {count} of a split model, but its name does not end in {}: restore the names of \
              its parts",
             no.saturating_add(1),

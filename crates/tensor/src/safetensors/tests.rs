@@ -155,7 +155,29 @@ fn a_folder_opens_with_the_config_that_is_asked_for() {
         assert_eq!(found.join(CONFIG), dir.path().join(CONFIG));
     }
     let dir = folder(&[(SINGLE, weights), (LEGACY_CONFIG, config("old"))]);
-    assert_eq!(config_of(&Checkpoint::open(dir.path()).unwrap()), "old");
+    let legacy = Checkpoint::open(dir.path()).unwrap();
+    assert_eq!(config_of(&legacy), "old");
+    let Source::SafeTensors { config_path, .. } = legacy.source() else { panic!("it is safetensors") };
+    assert_eq!(*config_path, dir.path().join(LEGACY_CONFIG));
+}
+
+#[test]
+fn one_shard_opens_all_or_says_that_it_is_one() {
+    let shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+    let index = format!(r#"{{"weight_map":{{"a":"{}","b":"{}"}}}}"#, shards[0], shards[1]);
+    let dir = folder(&[
+        (shards[0], file(&f32_header("a"), 8)),
+        (shards[1], file(&f32_header("b"), 8)),
+        (CONFIG, config("new")),
+        (INDEX, index.into_bytes()),
+    ]);
+    for shard in shards {
+        let checkpoint = Checkpoint::open(&dir.path().join(shard)).unwrap();
+        assert!(checkpoint.require("a").is_ok() && checkpoint.require("b").is_ok(), "{shard}");
+    }
+    fs::remove_file(dir.path().join(INDEX)).unwrap();
+    let said = Checkpoint::open(&dir.path().join(shards[1])).unwrap_err().to_string();
+    assert!(said.contains("this is shard 2 of 2") && said.contains(INDEX), "{said}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Taking tensors' bytes in the declared order, into anything or into a file.
 
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::Outline;
@@ -102,6 +102,23 @@ pub struct FileStream {
 #[derive(Debug)]
 struct Temporary(PathBuf);
 
+impl Temporary {
+    /// A new file, `TARGET.PID.tmp`, with a lock that says that it is being written. Where a file system has no locks, what
+    /// a killed process leaves stays.
+    fn beside(target: &Path) -> io::Result<(File, Self)> {
+        let mut name = target.to_path_buf().into_os_string();
+        name.push(format!(".{}.tmp", std::process::id()));
+        let path = PathBuf::from(name);
+        loop {
+            let file = File::create_new(&path)?;
+            // Before it had its lock, another process may have taken it for abandoned, and then it is gone.
+            if file.lock().is_err() || path.exists() {
+                return Ok((file, Self(path)));
+            }
+        }
+    }
+}
+
 impl Drop for Temporary {
     fn drop(&mut self) {
         // Gone already once the file has its name; otherwise nobody is left to hear of a failure.
@@ -114,15 +131,12 @@ impl FileStream {
         let failed = |source| Error::Io { action: "create", path: path.into(), source };
         if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
             let reason = "it is there and not a regular file";
-            return Err(failed(std::io::Error::new(std::io::ErrorKind::InvalidInput, reason)));
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, reason)));
         }
         // Through a link to the file it stands for, so that the link stays.
         let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-        let mut name = target.clone().into_os_string();
-        name.push(format!(".{}.tmp", std::process::id()));
-        let temporary = PathBuf::from(name);
-        let file = File::create_new(&temporary).map_err(failed)?;
-        let temporary = Temporary(temporary);
+        remove_abandoned(&target);
+        let (file, temporary) = Temporary::beside(&target).map_err(failed)?;
         let stream = outline.begin(BufWriter::new(file)).map_err(|error| named(error, path))?;
         Ok(Self { stream, temporary, target })
     }
@@ -145,6 +159,27 @@ impl FileStream {
         let file = out.into_inner().map_err(|error| named(Error::Write(error.into_error()), &target))?;
         let renamed = file.sync_all().and_then(|()| fs::rename(&temporary.0, &target));
         renamed.map_err(|error| named(Error::Write(error), &target))
+    }
+}
+
+/// Removes the temporary files of `target` that processes left which were killed: those that nobody holds a lock on. What
+/// cannot be read or removed stays.
+fn remove_abandoned(target: &Path) {
+    let folder = target.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let prefix = format!("{}.", target.file_name().unwrap_or_default().to_string_lossy());
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let process = name.to_str().and_then(|name| name.strip_prefix(&prefix)?.strip_suffix(".tmp"));
+        let is_ours = process.is_some_and(|id| id.parse::<u32>().is_ok());
+        // To open a pipe would wait for its other end.
+        if is_ours
+            && entry.file_type().is_ok_and(|kind| kind.is_file())
+            && let Ok(file) = File::open(entry.path())
+            && file.try_lock().is_ok()
+        {
+            // The lock is held until the file is gone.
+            let _ = fs::remove_file(entry.path());
+        }
     }
 }
 

@@ -188,6 +188,16 @@ fn a_file_has_its_name_only_when_it_is_whole() {
     assert_eq!(names(), ["m.gguf"]);
     assert_eq!(fs::metadata(&path).unwrap().len(), outline.file_bytes().unwrap());
 
+    // What killed processes left goes at the next start; what is being written, and other files, stay.
+    for name in ["m.gguf.4000000.tmp", "m.gguf.x.tmp", "n.gguf.9.tmp", "m.gguf.77.tmp"] {
+        fs::write(dir.path().join(name), "").unwrap();
+    }
+    let busy = fs::File::open(dir.path().join("m.gguf.77.tmp")).unwrap();
+    busy.lock().unwrap();
+    drop(outline.create(&path).unwrap());
+    let stays = |name: &str| dir.path().join(name).exists();
+    assert!(!stays("m.gguf.4000000.tmp") && stays("m.gguf.77.tmp"));
+    assert!(stays("m.gguf.x.tmp") && stays("n.gguf.9.tmp"));
     says(outline.create(dir.path()).unwrap_err(), &["cannot create", "not a regular file"]);
     says(outline.create(&dir.path().join("no/m.gguf")).unwrap_err(), &["cannot create", "no/m.gguf"]);
 }
