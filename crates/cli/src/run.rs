@@ -166,7 +166,7 @@ fn stats(session: &mut Session, reply: &Reply) {
     let of_them = |tokens: usize| if tokens > 0 { format!(", {tokens} of them") } else { String::new() };
     let (prefill, decode) = (reply.timings.prefill.as_secs_f64(), reply.timings.decode.as_secs_f64());
     let Session { name, device, numerics, arithmetics, load_ms, .. } = &*session;
-    let lines = [
+    let mut lines = vec![
         ("model", name.clone()),
         ("device", device.clone()),
         ("numerics", format!("{numerics}: {arithmetics} (contract {CONTRACT_VERSION})")),
@@ -193,9 +193,9 @@ fn stats(session: &mut Session, reply: &Reply) {
                 timed(reply.decode_tokens(), decode)
             ),
         ),
-        ("seed", reply.seed.to_string()),
-        ("peak memory", sys::peak_memory_bytes().map_or("unknown".into(), bytes)),
     ];
+    lines.extend(reply.seed.map(|seed| ("seed", seed.to_string())));
+    lines.push(("peak memory", sys::peak_memory_bytes().map_or("unknown".into(), bytes)));
     for (what, said) in &lines {
         term::say(&format!("{} {said}", paint.dim(&format!("{what:<12}"))));
     }

@@ -93,6 +93,7 @@ fn run_as_json() {
         keys(&reply["timings"]),
         ["load_ms", "prefill_ms", "decode_ms", "prefill_tokens", "decode_tokens"]
     );
+    assert_eq!(reply["seed"], Value::Null, "nothing is drawn");
     let ids = reply["generated_ids"].as_array().unwrap();
     assert_eq!((ids.len(), &reply["finish_reason"]), (12, &Value::from("length")));
     assert_eq!((&reply["model"], &reply["numerics"]), (&Value::from("model-legacy"), &Value::from("fast")));
@@ -135,6 +136,9 @@ fn a_drawn_seed_is_reported_and_repeats_the_answer() {
     let first = json(&[&args[..], &["Hello"]].concat());
     let other = json(&[&args[..], &["Hello"]].concat());
     assert_ne!(first["seed"], other["seed"]);
+    for reply in [&first, &other] {
+        assert!(reply["seed"].as_u64().unwrap() < 1 << 53, "{reply}");
+    }
     let seed = first["seed"].to_string();
     let again = json(&[&args[..], &["--seed", &seed, "Hello"]].concat());
     assert_eq!((&again["text"], &again["seed"]), (&first["text"], &first["seed"]));

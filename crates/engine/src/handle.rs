@@ -128,8 +128,8 @@ pub struct Reply {
     pub finish_reason: FinishReason,
     /// Each token with its log probabilities, if they were asked for.
     pub steps: Vec<TokenEvent>,
-    /// Seed of the random numbers, given or drawn.
-    pub seed: u64,
+    /// Seed of the random numbers, given or drawn; none where the likeliest token is always taken.
+    pub seed: Option<u64>,
     /// Tokens of the prompt that were found in the prefix cache. Exact for a request that ran alone.
     pub cached_tokens: usize,
     /// Times.
@@ -166,7 +166,7 @@ struct Open {
     text: String,
     detokenizer: Detokenizer,
     stop: StopMatcher,
-    seed: u64,
+    seed: Option<u64>,
     /// The engine's count of cached tokens when the request was submitted, and what it grew by until the first token.
     cached: (u64, usize),
     submitted: Instant,
@@ -231,7 +231,7 @@ impl Handle {
             text: String::new(),
             detokenizer: if request.continues { detokenizer.continuing() } else { detokenizer },
             stop: StopMatcher::new(request.stop),
-            seed: sampling.seed(),
+            seed: (!sampling.is_greedy()).then(|| sampling.seed()),
             cached: (self.engine.stats().cached, 0),
             submitted: Instant::now(),
             first: None,

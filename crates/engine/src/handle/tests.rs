@@ -61,7 +61,7 @@ fn the_stream_is_the_text_of_the_tokens() {
         .collect();
     assert_eq!(reply.text, String::from_utf8_lossy(&bytes));
     let ids: Vec<u32> = reply.steps.iter().map(|step| step.id).collect();
-    assert_eq!((&ids, reply.seed, reply.cached_tokens), (&reply.generated_ids, 11, 0));
+    assert_eq!((&ids, reply.seed, reply.cached_tokens), (&reply.generated_ids, Some(11), 0));
     assert_eq!(reply.prefill_tokens(), reply.prompt_ids.len());
     assert_eq!(reply.decode_tokens(), reply.generated_ids.len() - 1);
 }

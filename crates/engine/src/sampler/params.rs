@@ -314,9 +314,10 @@ fn count(field: &'static str, value: Option<i64>, default: usize, least: i64) ->
     }
 }
 
-/// A seed nobody chose: the standard library's hash keys are drawn from the system's randomness.
+/// A seed nobody chose, below 2^53, so that readers of JSON whose numbers are doubles give it back as it is. The standard
+/// library's hash keys are drawn from the system's randomness.
 fn drawn_seed() -> u64 {
-    RandomState::new().build_hasher().finish()
+    RandomState::new().build_hasher().finish() >> 11
 }
 
 #[cfg(test)]
