@@ -7,8 +7,10 @@
 mod text;
 mod values;
 
+use std::cmp::Ordering;
 use std::collections::HashSet;
 use std::io::{Write, stdout};
+use std::path::Path;
 
 use ingle_models::{Model, Survey};
 use ingle_tensor::Checkpoint;
@@ -36,7 +38,7 @@ struct Findings {
     notes: Vec<Finding>,
 }
 
-const FETCH: &str = "fetch the file again, or convert the model again";
+const FETCH: &str = "fetch the file again";
 const CONVERT: &str = "convert the model again from its source";
 
 impl Findings {
@@ -44,24 +46,50 @@ impl Findings {
         self.problems.push(Finding { place: place.into(), what: what.to_string(), advice });
     }
 
+    /// A note on each of these tensors, or on the first few and then on how many `more` there are of the kind.
+    fn note_tensors(&mut self, mut names: Vec<&str>, what: impl ToString, more: &str) {
+        const TOLD: usize = 5;
+        names.sort_by(|a, b| in_order(a, b));
+        for name in names.iter().take(TOLD) {
+            self.note(&of_tensor(name), what.to_string());
+        }
+        if names.len() > TOLD {
+            self.note("tensors", format!("and {} more {more}", names.len() - TOLD));
+        }
+    }
+
     fn note(&mut self, place: &str, what: impl ToString) {
         self.notes.push(Finding { place: place.into(), what: what.to_string(), advice: "" });
     }
 }
 
-/// Checks a file or a folder and prints what was found.
+/// Checks files and folders, one after the other, and prints what was found.
 ///
 /// # Errors
-/// [`Error::Unsound`] when anything is wrong; no such file.
+/// [`Error::Unsound`] when anything is wrong with any of them; no such file, and then nothing is checked.
 pub fn check(flags: &Check) -> Result<()> {
-    let path = session::resolve(Some(&flags.model))?;
+    let paths = flags.models.iter().map(|model| session::resolve(Some(model)));
+    let paths = paths.collect::<Result<Vec<_>>>()?;
+    let mut problems = 0;
+    for path in &paths {
+        if !flags.json && paths.len() > 1 {
+            writeln!(stdout(), "{} {}", Paint::stdout().bold("file"), path.display())?;
+        }
+        problems += one(path, flags.json)?;
+    }
+    match problems {
+        0 => Ok(()),
+        problems => Err(Error::Unsound { problems }),
+    }
+}
+
+/// Checks one model; how many problems there are. As text, what needs no reading of all values is told before they are.
+fn one(path: &Path, as_json: bool) -> Result<usize> {
     let mut findings = Findings::default();
-    let checkpoint = Checkpoint::open(&path);
+    let checkpoint = Checkpoint::open(path);
     match &checkpoint {
-        Err(error) => findings.problem("structure", error, FETCH),
+        Err(error) => findings.problem("structure", error, advice(error)),
         Ok(checkpoint) => {
-            gaps(checkpoint, &mut findings);
-            values::check(checkpoint, &mut findings);
             match checkpoint.require_model() {
                 // What is no model needs no tokenizer either.
                 Err(error) => findings.problem("structure", error, ""),
@@ -70,34 +98,60 @@ pub fn check(flags: &Check) -> Result<()> {
                     text::check(checkpoint, rows, &mut findings);
                 }
             }
+            gaps(checkpoint, &mut findings);
         }
     }
+    let mut told = 0;
+    if let Ok(checkpoint) = &checkpoint {
+        if !as_json {
+            print_problems(&findings.problems)?;
+            told = findings.problems.len();
+        }
+        values::check(checkpoint, &mut findings);
+    }
     let Findings { problems, notes } = &findings;
-    if flags.json {
+    if as_json {
         let list = |found: &[Finding]| found.iter().map(json).collect::<Vec<_>>();
         let size = checkpoint.as_ref().ok().map(|c| (c.total_bytes(), c.tensors().len()));
         let report = json!({ "path": path.to_string_lossy(), "ok": problems.is_empty(), "bytes": size.map(|s| s.0),
             "tensors": size.map(|s| s.1), "problems": list(problems), "notes": list(notes) });
         writeln!(stdout(), "{report:#}")?;
-    } else {
-        let paint = Paint::stdout();
-        let mut out = stdout().lock();
-        for Finding { place, what, advice } in problems {
-            let advice = if advice.is_empty() { String::new() } else { format!(": {advice}") };
-            writeln!(out, "{} {}: {}{advice}", paint.bad("problem"), plain(place), one_line(what))?;
-        }
-        for Finding { place, what, .. } in notes {
-            writeln!(out, "{} {}: {}", paint.dim("note"), plain(place), one_line(what))?;
-        }
-        if let (Ok(checkpoint), true) = (&checkpoint, problems.is_empty()) {
-            let (total, tensors) = (thousands(checkpoint.total_bytes()), checkpoint.tensors().len());
-            writeln!(out, "{} {}: {total} bytes, {tensors} tensors", paint.good("sound"), path.display())?;
-        }
+        return Ok(problems.len());
     }
-    match problems.len() {
-        0 => Ok(()),
-        problems => Err(Error::Unsound { problems }),
+    print_problems(&problems[told..])?;
+    let paint = Paint::stdout();
+    let mut out = stdout().lock();
+    for Finding { place, what, .. } in notes {
+        writeln!(out, "{} {}: {}", paint.dim("note"), plain(place), one_line(what))?;
     }
+    if let (Ok(checkpoint), true) = (&checkpoint, problems.is_empty()) {
+        let (total, tensors) = (thousands(checkpoint.total_bytes()), checkpoint.tensors().len());
+        writeln!(out, "{} {}: {total} bytes, {tensors} tensors", paint.good("sound"), path.display())?;
+    }
+    Ok(problems.len())
+}
+
+fn print_problems(problems: &[Finding]) -> Result<()> {
+    let paint = Paint::stdout();
+    let mut out = stdout().lock();
+    for Finding { place, what, advice } in problems {
+        let advice = if advice.is_empty() { String::new() } else { format!(": {advice}") };
+        writeln!(out, "{} {}: {}{advice}", paint.bad("problem"), plain(place), one_line(what))?;
+    }
+    Ok(out.flush()?)
+}
+
+/// What to do about a file that does not open, where its error does not say it.
+fn advice(error: &ingle_tensor::Error) -> &'static str {
+    if error.says_what_to_do() { "" } else { FETCH }
+}
+
+/// Names as people count: `blk.2` before `blk.10`.
+fn in_order(a: &str, b: &str) -> Ordering {
+    let parts = |name: &str| -> Vec<(u64, String)> {
+        name.split('.').map(|part| (part.parse().unwrap_or(u64::MAX), part.to_string())).collect()
+    };
+    parts(a).cmp(&parts(b))
 }
 
 fn json(finding: &Finding) -> Value {
@@ -166,9 +220,8 @@ fn model(checkpoint: &Checkpoint, findings: &mut Findings) -> Option<usize> {
     let is_known = |name: &str| {
         name.starts_with("rope_") || name.ends_with(".scale") || name.ends_with(".rotary_emb.inv_freq")
     };
-    let names = checkpoint.tensors().iter().map(|tensor| &tensor.name);
-    for name in names.filter(|name| !tensors.contains(*name) && !is_known(name)) {
-        findings.note(&of_tensor(name), "the model does not use it");
-    }
+    let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
+    let unused = names.filter(|name| !tensors.contains(*name) && !is_known(name)).collect();
+    findings.note_tensors(unused, "the model does not use it", "that the model does not use");
     Some(config.vocabulary)
 }

@@ -128,7 +128,7 @@ pub struct DeviceFlags {
         help = "cpu, cuda[:N] or auto; this version runs on the CPU only, so auto is cpu and cuda is refused"
     )]
     pub device: Device,
-    /// Threads; the default is one for each physical core
+    /// Threads, 1 to 65535; the default is one for each physical core
     #[arg(short, long, value_name = "THREADS", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
     /// Bytes of GPU memory to use; refused, as this version runs on the CPU only
@@ -382,14 +382,15 @@ pub struct Inspect {
 #[derive(Debug, Args)]
 #[command(after_help = format!("Examples:\n  \
     ingle check model.gguf                    one line for each problem, then the notes\n  \
-    ingle check Qwen3-0.6B/ --json            the same for a script\n\n\
+    ingle check *.gguf                        several, one after the other\n  \
+    ingle check Qwen3-0.6B/ --json            the same for a script: one object for each\n\n\
     Checked are structure, every value, settings, tensors, tokenizer and chat template. A fault of structure ends the\n\
     check. Exits with 1 when anything is wrong; notes are not.\n\n{MODEL_HELP}"))]
 pub struct Check {
-    /// Model
-    #[arg(value_name = "MODEL", value_parser = Spec::parse)]
-    pub model: Spec,
-    /// Print one JSON object
+    /// Models
+    #[arg(value_name = "MODEL", value_parser = Spec::parse, required = true)]
+    pub models: Vec<Spec>,
+    /// Print one JSON object for each
     #[arg(long)]
     pub json: bool,
 }
@@ -400,10 +401,11 @@ pub struct Check {
     ingle synth llama8b-q4_k_m llama8b.gguf       5 GB, in about a minute\n  \
     ingle synth smollm2-135m-q4_0 s.gguf --seed 7\n  \
     ingle synth qwen3_32b-q8_0 x.gguf --dry-run   its size, and nothing is written\n\n\
-    PRESET is {}.\n\
+    PRESET is {}.\n{}.\n\
     Matrices have standard deviation 0.02; the same seed gives the same file. Types are of all matrices, with a near type\n\
     where blocks do not tile a row; q4_k_m is llama.cpp's mix. The tokenizer reads any text, in 4096 merges.",
-    crate::synth::names()))]
+    crate::synth::names(),
+    crate::synth::which_run()))]
 pub struct Synth {
     /// Shape and type, such as llama8b-q4_k_m
     #[arg(value_name = "PRESET")]
@@ -420,7 +422,7 @@ pub struct Synth {
     /// Print the size and write nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// Threads; the default is one for each processor
+    /// Threads, 1 to 65535; the default is one for each processor
     #[arg(short, long, value_name = "THREADS", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
 }

@@ -207,14 +207,15 @@ fn print(checkpoint: &Checkpoint, plan: std::result::Result<&Plan, &Error>) -> R
             c.context
         )?;
     }
-    writeln!(out, "\n{}", paint.bold("metadata"))?;
     match checkpoint.source() {
         Source::Gguf(metadata) => {
+            writeln!(out, "\n{}", paint.bold("metadata"))?;
             for (key, value) in metadata.iter() {
                 writeln!(out, "  {} = {}", plain(key), shortened(&value.to_string()))?;
             }
         }
-        Source::SafeTensors { config, .. } => {
+        Source::SafeTensors { config, config_path, .. } => {
+            writeln!(out, "\n{} of {}", paint.bold("metadata"), config_path.display())?;
             for (key, value) in config.as_object().into_iter().flatten() {
                 writeln!(out, "  {} = {}", plain(key), shortened(&value.to_string()))?;
             }
@@ -295,6 +296,9 @@ fn json(checkpoint: &Checkpoint, plan: std::result::Result<&Plan, &Error>, with_
     let mut object = Map::new();
     let mut put = |key: &str, value: Value| object.insert(key.into(), value);
     put("path", checkpoint.path().to_string_lossy().into());
+    if let Source::SafeTensors { config_path, .. } = checkpoint.source() {
+        put("config", config_path.to_string_lossy().into());
+    }
     put("bytes", checkpoint.total_bytes().into());
     put("contract", CONTRACT_VERSION.into());
     match plan {

@@ -18,7 +18,7 @@ use crate::flags::Synth;
 use crate::sys;
 use crate::term::{self, bytes, thousands};
 use shapes::Role;
-pub use shapes::{Mix, Preset, Shape, names};
+pub use shapes::{Mix, Preset, Shape, names, which_run};
 use weights::{Fill, Pools};
 
 /// One tensor to be made.
@@ -203,8 +203,14 @@ pub fn synth(flags: &Synth) -> Result<()> {
         synthesis.tensors.len(),
         flags.seed
     );
+    let caveat = || {
+        if let Some(declined) = shape.declined() {
+            term::say(&format!("note: {declined}"));
+        }
+    };
     if flags.dry_run {
         writeln!(stdout(), "{what}")?;
+        caveat();
         return Ok(());
     }
     let out = &flags.out;
@@ -233,6 +239,7 @@ pub fn synth(flags: &Synth) -> Result<()> {
     bar.finish_and_clear();
     written?;
     writeln!(stdout(), "{}", out.display())?;
+    caveat();
     Ok(())
 }
 

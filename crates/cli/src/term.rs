@@ -1,6 +1,7 @@
 //! The terminal: colour and progress bars only where somebody watches; numbers for people.
 
 use std::io::{IsTerminal, Write, stderr, stdin, stdout};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -64,6 +65,43 @@ pub fn bytes_bar(what: &str, total: Option<u64>) -> ProgressBar {
     }
     bar.set_message(what.to_string());
     bar
+}
+
+/// How far a long pass over bytes is, on standard error: a bar on a terminal, elsewhere a line for every tenth of what
+/// takes a while.
+pub struct Watch {
+    bar: ProgressBar,
+    what: &'static str,
+    total: u64,
+    done: AtomicU64,
+    says_lines: bool,
+}
+
+impl Watch {
+    /// Fewer bytes are read in a moment and get no lines.
+    const LONG_BYTES: u64 = 1 << 30;
+
+    /// A pass over `total` bytes that is about to begin.
+    pub fn new(what: &'static str, total: u64) -> Self {
+        let says_lines = total >= Self::LONG_BYTES && !stderr().is_terminal();
+        Self { bar: bytes_bar(what, Some(total)), what, total, done: AtomicU64::new(0), says_lines }
+    }
+
+    /// So many bytes more are done.
+    pub fn advance(&self, bytes_done: u64) {
+        self.bar.inc(bytes_done);
+        let before = self.done.fetch_add(bytes_done, Ordering::Relaxed);
+        let tenth = |done: u64| u128::from(done) * 10 / u128::from(self.total.max(1));
+        let now = tenth(before + bytes_done);
+        if self.says_lines && now > tenth(before) && now < 10 {
+            say(&format!("{}: {}% of {}", self.what, now * 10, bytes(self.total)));
+        }
+    }
+
+    /// The end.
+    pub fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
 }
 
 /// Colours for one stream: empty strings where it is no terminal, or where NO_COLOR says so.

@@ -150,6 +150,52 @@ fn every_planted_fault_is_told() {
             &["tensor blk.0.ffn_norm.weight: all its values are zero"],
         ),
         (
+            Damage { tensors: |t| tensor(t, "blk.0.attn_q.weight").bytes.fill(0), ..NONE },
+            &["tensor blk.0.attn_q.weight: it holds only zeros"],
+            &[],
+        ),
+        (
+            // A download whose middle never came.
+            Damage {
+                tensors: |t| {
+                    t.iter_mut().filter(|t| t.name.starts_with("blk.1.")).for_each(|t| t.bytes.fill(0))
+                },
+                ..NONE
+            },
+            &["tensors: 9 tensors, ", " in all, hold only zeros: blk.1.attn_k.weight to blk.1.ffn_up.weight"],
+            &[],
+        ),
+        (
+            Damage {
+                tensors: |t| {
+                    let used = tensor(t, "blk.0.ffn_norm.weight").bytes.clone();
+                    for i in [10, 2, 1, 0, 3, 4, 5] {
+                        let (name, shape) = (format!("extra.{i}"), vec![used.len() / 4]);
+                        t.push(Tensor { name, dtype: DType::F32, shape, bytes: used.clone() });
+                    }
+                },
+                ..NONE
+            },
+            &[],
+            &[
+                "tensor extra.0: ",
+                "tensor extra.1: ",
+                "tensor extra.2: ",
+                "tensor extra.3: ",
+                "tensor extra.4: the model does not use it",
+                "tensors: and 2 more that the model does not use",
+            ],
+        ),
+        (
+            Damage {
+                without: &["tokenizer.ggml.pre"],
+                keys: |w| w.set("tokenizer.ggml.pre", "nobody").unwrap(),
+                ..NONE
+            },
+            &["tokenizer: tokenizer.ggml.pre \"nobody\" is not supported; supported: llama3, "],
+            &[],
+        ),
+        (
             Damage {
                 tensors: |t| {
                     tensor(t, "blk.0.attn_q.weight").name = "blk.0.attn_p.weight".into();
@@ -265,11 +311,11 @@ fn every_planted_fault_is_told() {
                 },
             },
             &[
-                "tensor blk.0.attn_norm.weight: 1 of its 64 values are not finite",
                 "tensors: ",
                 "blk.2.attn_k.weight",
                 "is missing",
                 "tokenizer: tokenizer.ggml.eos_token_id is 900",
+                "tensor blk.0.attn_norm.weight: 1 of its 64 values are not finite",
             ],
             &[],
         ),
@@ -330,7 +376,14 @@ fn a_fault_of_structure_is_the_only_one() {
             *want == "names" || problems[0].starts_with("structure: ") && problems[0].contains(want),
             "{want}: {problems:?}"
         );
-        assert_eq!((&report["bytes"], report["problems"][0]["do"].as_str().is_some()), (&Value::Null, true));
+        assert_eq!(report["bytes"], Value::Null);
+        let says = |word: &str| problems[0].contains(word);
+        let in_what = says("convert the model again")
+            || says("known types are")
+            || says("name a .gguf")
+            || says("fetch");
+        // One advice, from one place.
+        assert_ne!(report["problems"][0]["do"].is_string(), in_what, "{report}");
     }
     // As lines: one for the problem, one for the end.
     let output = output(&["check", path.to_str().unwrap()]);
@@ -372,6 +425,21 @@ fn folders_are_checked_too() {
     let problems = list(&report, "problems");
     assert_eq!((problems.len(), code), (1, Some(1)));
     assert!(problems[0].starts_with("tokenizer: ") && problems[0].contains("tokenizer.json"), "{problems:?}");
+    assert_eq!(report["problems"][0]["do"], Value::Null, "what to do is in what was found");
+    for path in ["/", env!("CARGO_MANIFEST_DIR"), concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")] {
+        let (report, _) = check(Path::new(path));
+        let problems = list(&report, "problems");
+        assert!(problems[0].contains("name a .gguf file, or a folder"), "{problems:?}");
+        assert_eq!(report["problems"][0]["do"], Value::Null);
+    }
+    let model = fixture("gguf/llama-s1/model-f16.gguf").display().to_string();
+    let several = output(&["check", &model, fixture("models/llama").to_str().unwrap(), &model]);
+    let said = String::from_utf8(several.stdout).unwrap();
+    let starts = |word: &str| said.lines().filter(|line| line.starts_with(word)).count();
+    assert_eq!(
+        (starts("file "), starts("sound "), starts("problem "), several.status.code()),
+        (3, 2, 1, Some(1))
+    );
     let absent = output(&["check", "/no/such/model"]);
     assert_eq!((absent.status.code(), absent.stdout.len()), (Some(1), 0));
     assert_eq!(output(&["check"]).status.code(), Some(2));
@@ -384,6 +452,9 @@ fn synth_says_the_size_and_writes_nothing() {
     let dry = output(&["synth", "llama8b-q4_k_m", &out, "--dry-run"]);
     let said = String::from_utf8(dry.stdout).unwrap();
     assert!(said.starts_with("llama8b-q4_k_m: 4,91") && said.contains("GiB), 292 tensors, seed 0"), "{said}");
+    let dry = output(&["synth", "qwen3_30b_a3b-q4_k_m", &out, "--dry-run"]);
+    let said = String::from_utf8(dry.stderr).unwrap();
+    assert!(said.contains("note: qwen3_30b_a3b is to inspect and check only"), "{said}");
     fs::write(&out, "mine").unwrap();
     let refused = output(&["synth", "smollm2-135m-q4_0", &out]);
     assert_eq!(refused.status.code(), Some(1));

@@ -19,7 +19,13 @@ pub(super) fn check(checkpoint: &Checkpoint, rows: Option<usize>, findings: &mut
         Ok(tokenizer) => tokenizer,
         // Told with all others of its kind.
         Err(TokenizerError::TokenId { .. }) if ids_outside > 0 => return,
-        Err(error) => return findings.problem("tokenizer", error, CONVERT),
+        Err(error) => {
+            let advice = match error {
+                TokenizerError::Unsupported { .. } | TokenizerError::Missing { .. } => "",
+                _ => CONVERT,
+            };
+            return findings.problem("tokenizer", error, advice);
+        }
     };
     let tokens = tokenizer.vocab_len();
     if let Some(rows) = rows.filter(|&rows| tokens > rows) {

@@ -8,12 +8,15 @@ use std::thread;
 
 use ingle_tensor::{Checkpoint, DType, TensorInfo, quant};
 
-use super::{CONVERT, Findings, of_tensor};
+use super::{CONVERT, Findings, in_order, of_tensor};
+use crate::term::bytes;
 use crate::{sys, term};
 
 /// Values of one piece of work, and of one decode; blocks of every type tile both.
 const PIECE: usize = 1 << 20;
 const BATCH: usize = 4096;
+
+const NOT_WHOLE: &str = "a download that was not finished leaves that: fetch the file again";
 
 /// What is known of some of a tensor's values.
 #[derive(Clone, Copy, Default)]
@@ -34,7 +37,7 @@ impl Seen {
     }
 }
 
-/// Looks at all values, with a bar where somebody watches.
+/// Looks at all values, and says how far it is.
 pub(super) fn check(checkpoint: &Checkpoint, findings: &mut Findings) {
     let tensors = checkpoint.tensors();
     let pieces: Vec<(usize, usize)> = tensors
@@ -42,7 +45,7 @@ pub(super) fn check(checkpoint: &Checkpoint, findings: &mut Findings) {
         .enumerate()
         .flat_map(|(at, tensor)| (0..tensor.elements()).step_by(PIECE).map(move |first| (at, first)))
         .collect();
-    let bar = term::bytes_bar("checking", Some(tensors.iter().map(|t| t.bytes).sum()));
+    let watch = term::Watch::new("checking", tensors.iter().map(|t| t.bytes).sum());
     let (turn, found) = (AtomicUsize::new(0), Mutex::new(BTreeMap::<usize, Seen>::new()));
     thread::scope(|scope| {
         for _ in 0..sys::processors().min(pieces.len()) {
@@ -52,7 +55,7 @@ pub(super) fn check(checkpoint: &Checkpoint, findings: &mut Findings) {
                     let seen = look(checkpoint.data(&part), part.dtype, first);
                     // What was looked at need not stay in memory.
                     checkpoint.release(&part);
-                    bar.inc(part.bytes);
+                    watch.advance(part.bytes);
                     let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
                     let all = found.entry(at).or_default();
                     *all = all.add(seen);
@@ -60,7 +63,8 @@ pub(super) fn check(checkpoint: &Checkpoint, findings: &mut Findings) {
             });
         }
     });
-    bar.finish_and_clear();
+    watch.finish();
+    let mut zeros = Vec::new();
     for (at, seen) in found.into_inner().unwrap_or_else(PoisonError::into_inner) {
         let (tensor, place) = (&tensors[at], of_tensor(&tensors[at].name));
         if let Some(first) = seen.first {
@@ -72,7 +76,33 @@ pub(super) fn check(checkpoint: &Checkpoint, findings: &mut Findings) {
             );
             findings.problem(&place, what, CONVERT);
         } else if !seen.is_any_nonzero {
-            findings.note(&place, "all its values are zero");
+            zeros.push(tensor);
+        }
+    }
+    zeros.sort_by(|a, b| in_order(&a.name, &b.name));
+    tell_zeros(&zeros, findings);
+}
+
+/// Tells of tensors that hold only zeros, in order: a vector may, but a matrix of zeros is what a download leaves that made
+/// its file in full length and did not fill it.
+fn tell_zeros(zeros: &[&TensorInfo], findings: &mut Findings) {
+    match zeros {
+        [first, .., last] if zeros.iter().any(|tensor| tensor.rows() > 1) => {
+            let what = format!(
+                "{} tensors, {} in all, hold only zeros: {} to {}",
+                zeros.len(),
+                bytes(zeros.iter().map(|tensor| tensor.bytes).sum()),
+                first.name,
+                last.name
+            );
+            findings.problem("tensors", what, NOT_WHOLE);
+        }
+        [only] if only.rows() > 1 => {
+            findings.problem(&of_tensor(&only.name), "it holds only zeros", NOT_WHOLE)
+        }
+        _ => {
+            let names = zeros.iter().map(|tensor| tensor.name.as_str()).collect();
+            findings.note_tensors(names, "all its values are zero", "with zeros alone");
         }
     }
 }

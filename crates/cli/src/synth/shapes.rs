@@ -255,6 +255,29 @@ pub fn names() -> String {
     format!("one of {shapes}, with -TYPE: {}", list(MIXES.iter().map(|mix| mix.name).collect()))
 }
 
+impl Shape {
+    /// Why this build cannot run such a model, if it cannot.
+    pub fn declined(&self) -> Option<String> {
+        let is_known = ingle_models::FAMILIES.iter().any(|f| f.gguf.contains(&self.architecture));
+        let why = match self.experts {
+            Some(_) => "mixture-of-experts models do not run yet",
+            None => "this architecture does not run yet",
+        };
+        (!is_known).then(|| format!("{} is to inspect and check only: {why}", self.name))
+    }
+}
+
+/// Which presets this build can run, in words.
+pub fn which_run() -> String {
+    let runs: Vec<&str> = SHAPES.iter().filter(|s| s.declined().is_none()).map(|s| s.name).collect();
+    let declined = SHAPES.iter().filter_map(Shape::declined);
+    [format!("This build runs {}", runs.join(", "))]
+        .into_iter()
+        .chain(declined)
+        .collect::<Vec<_>>()
+        .join("; ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -271,6 +294,16 @@ mod tests {
             let said = name.parse::<Preset>().expect_err(name);
             assert!(said.contains("qwen3_30b_a3b, with -TYPE: q4_k_m, q8_0"), "{said}");
         }
+    }
+
+    #[test]
+    fn what_does_not_run_is_said() {
+        let said = which_run();
+        assert!(
+            said.starts_with("This build runs smollm2-135m, llama8b, qwen3_0_6b, qwen3_32b; qwen3_30b_a3b"),
+            "{said}"
+        );
+        assert!(said.ends_with("inspect and check only: mixture-of-experts models do not run yet"), "{said}");
     }
 
     /// The layers of Qwen3 0.6B to which Q4_K_M gives more bits: 14 of 28.

@@ -40,12 +40,23 @@ pub enum TokenizerError {
     #[error(transparent)]
     Gguf(#[from] ingle_tensor::Error),
     /// A kind of tokenizer that is not implemented.
-    #[error("{what} {name:?} is not supported")]
+    #[error("{what} {name:?} is not supported; supported: {known}")]
     Unsupported {
         /// Which setting.
         what: &'static str,
         /// Its value.
         name: String,
+        /// The values that are supported.
+        known: String,
+    },
+    /// A model folder without a tokenizer.
+    #[error(
+        "{} has neither tokenizer.json nor tokenizer.model: copy it from the original model's folder",
+        folder.display()
+    )]
+    Missing {
+        /// The folder.
+        folder: PathBuf,
     },
     /// A merge of a byte-level vocabulary.
     #[error("tokenizer.ggml.merges, entry {rank} ({merge:?}): {what}")]

@@ -1,6 +1,7 @@
 //! A tokenizer from a model folder: `tokenizer.json` or `tokenizer.model`, and the small files beside it.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use serde_json::Value as Json;
@@ -21,7 +22,10 @@ impl Tokenizer {
         let config = read_json(&folder.join("tokenizer_config.json"))?;
         let is_sentence_piece = !json.exists() && model.exists();
         let path = if is_sentence_piece { model } else { json };
-        let bytes = fs::read(&path).map_err(|source| TokenizerError::File { path: path.clone(), source })?;
+        let bytes = fs::read(&path).map_err(|source| match source.kind() {
+            ErrorKind::NotFound => TokenizerError::Missing { folder: folder.to_owned() },
+            _ => TokenizerError::File { path: path.clone(), source },
+        })?;
         let mut parts =
             if is_sentence_piece { sentence_piece(&bytes, &path, &config)? } else { library(&bytes, &path)? };
 

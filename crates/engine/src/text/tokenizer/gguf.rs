@@ -30,17 +30,22 @@ impl Tokenizer {
             "gpt2" => byte_level(metadata),
             "llama" => sentence_piece(metadata),
             "bert" => word_piece(metadata),
-            other => {
-                Err(TokenizerError::Unsupported { what: "tokenizer.ggml.model", name: other.to_owned() })
-            }
+            other => Err(TokenizerError::Unsupported {
+                what: "tokenizer.ggml.model",
+                name: other.to_owned(),
+                known: "gpt2, llama, bert".to_owned(),
+            }),
         }
     }
 }
 
 fn byte_level(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
     let name = metadata.str_opt("tokenizer.ggml.pre")?.unwrap_or("default");
-    let family = Family::named(name)
-        .ok_or_else(|| TokenizerError::Unsupported { what: "tokenizer.ggml.pre", name: name.to_owned() })?;
+    let family = Family::named(name).ok_or_else(|| TokenizerError::Unsupported {
+        what: "tokenizer.ggml.pre",
+        name: name.to_owned(),
+        known: Family::NAMES.join(", "),
+    })?;
     let (tokens, types) = tokens(metadata)?;
     let mut vocabulary = Vocabulary::with_capacity(tokens.len());
     for (token, &kind) in tokens.iter().zip(&types) {

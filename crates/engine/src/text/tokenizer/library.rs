@@ -237,7 +237,13 @@ fn spelling(decoder: &Json) -> Result<Spelling, TokenizerError> {
                 .iter()
                 .any(|part| part["type"] == "Strip" && part["start"].as_u64() > Some(0)),
         }),
-        kind => Err(TokenizerError::Unsupported { what: "decoder of tokenizer.json", name: kind.to_owned() }),
+        kind => Err(TokenizerError::Unsupported {
+            what: "decoder of tokenizer.json",
+            name: kind.to_owned(),
+            known:
+                "ByteLevel, WordPiece, Metaspace, and a Sequence with ByteLevel, ByteFallback or Metaspace"
+                    .into(),
+        }),
     }
 }
 

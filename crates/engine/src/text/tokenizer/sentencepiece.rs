@@ -29,7 +29,11 @@ const BPE: u64 = 2;
 pub(super) fn load(bytes: &[u8], path: &Path) -> Result<Loaded, TokenizerError> {
     let bad = |what: &str| TokenizerError::Json { path: path.to_owned(), what: what.to_owned() };
     let damaged = || bad("it is not a SentencePiece model: a field is damaged or cut short");
-    let unsupported = |what, name: &str| TokenizerError::Unsupported { what, name: name.to_owned() };
+    let unsupported = |what, name: &str, known: &str| TokenizerError::Unsupported {
+        what,
+        name: name.to_owned(),
+        known: known.to_owned(),
+    };
 
     let (mut tokens, mut scores, mut types) = (Vec::new(), Vec::new(), Vec::new());
     // Values where the file does not say.
@@ -86,10 +90,10 @@ pub(super) fn load(bytes: &[u8], path: &Path) -> Result<Loaded, TokenizerError> 
     if model_type != BPE {
         let at = usize::try_from(model_type).ok().and_then(|at| at.checked_sub(1));
         let name = at.and_then(|at| MODELS.get(at)).unwrap_or(&"unknown");
-        return Err(unsupported("model type of tokenizer.model", name));
+        return Err(unsupported("model type of tokenizer.model", name, "bpe"));
     }
     if has_map {
-        return Err(unsupported("normalizer of tokenizer.model", &normalizer));
+        return Err(unsupported("normalizer of tokenizer.model", &normalizer, "files without one"));
     }
     for (found, wanted, name) in [
         (removes_spaces, false, "remove_extra_whitespaces"),
@@ -97,7 +101,7 @@ pub(super) fn load(bytes: &[u8], path: &Path) -> Result<Loaded, TokenizerError> 
         (suffix, false, "treat_whitespace_as_suffix"),
     ] {
         if found != wanted {
-            return Err(unsupported("setting of tokenizer.model", name));
+            return Err(unsupported("setting of tokenizer.model", name, "files without it"));
         }
     }
     let id = |id: i32| u32::try_from(id).ok().filter(|&id| (id as usize) < tokens.len());

@@ -276,13 +276,13 @@ fn folders_that_cannot_be_read_say_why() {
         assert!(error.contains(want), "{error}");
     };
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-    check("tokenizer.json: ");
+    check("has neither tokenizer.json nor tokenizer.model");
     write("tokenizer.model", "");
     check("tokenizer.model: it has no pieces");
     write("tokenizer.json", "{");
     check("tokenizer.json: ");
     write("tokenizer.json", r#"{"decoder": {"type": "CTC"}}"#);
-    check("decoder of tokenizer.json \"CTC\" is not supported");
+    check("decoder of tokenizer.json \"CTC\" is not supported; supported: ByteLevel, ");
     write("tokenizer.json", r#"{"decoder": {"type": "ByteLevel"}}"#);
     check("tokenizer.json: ");
     std::fs::copy(fixture("qwen2style").join("tokenizer.json"), folder.path().join("tokenizer.json"))
