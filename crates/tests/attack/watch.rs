@@ -1,6 +1,7 @@
 //! An allocator that counts what a process asks for. A binary that measures makes it its global allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
@@ -21,12 +22,23 @@ static HELD: AtomicIsize = AtomicIsize::new(0);
 static PEAK: AtomicIsize = AtomicIsize::new(0);
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
+thread_local! {
+    /// The same three numbers of this thread alone: held, most held, largest.
+    static HERE: Cell<(isize, isize, usize)> = const { Cell::new((0, 0, 0)) };
+}
+
 /// A request above this is refused, which ends the process: better than to fill the machine.
 const REFUSED: usize = 4 << 30;
 
 /// Counts a request for `size` bytes where `old` bytes were held before; false if it is to be refused.
 fn count(size: usize, old: usize) -> bool {
     let change = size as isize - old as isize;
+    // A thread that is ending has no count any more.
+    let _ = HERE.try_with(|here| {
+        let (held, peak, largest) = here.get();
+        let held = held + change;
+        here.set((held, peak.max(held), if change > 0 { largest.max(size) } else { largest }));
+    });
     let held = HELD.fetch_add(change, Relaxed) + change;
     if change > 0 {
         PEAK.fetch_max(held, Relaxed);
@@ -79,4 +91,12 @@ pub fn measure<T>(work: impl FnOnce() -> T) -> (T, Usage) {
     LARGEST.store(0, Relaxed);
     let result = work();
     (result, Usage { largest: LARGEST.load(Relaxed), peak: PEAK.load(Relaxed).max(0) as usize })
+}
+
+/// The same for what this thread alone asks for: exact whatever other threads do, for work that starts none.
+pub fn measure_here<T>(work: impl FnOnce() -> T) -> (T, Usage) {
+    HERE.set((0, 0, 0));
+    let result = work();
+    let (_, peak, largest) = HERE.get();
+    (result, Usage { largest, peak: peak.max(0) as usize })
 }

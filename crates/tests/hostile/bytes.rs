@@ -1,8 +1,27 @@
 //! Every cut and every changed header byte of small valid files: an answer or a refusal, in time and in memory.
 
-use ingle_tensor::{Bytes, gguf::Gguf};
+use std::path::Path;
+
+use ingle_tensor::{Bytes, Checkpoint, gguf::Gguf};
 use ingle_tests::attack::driver::{Input, Target, judge};
 use ingle_tests::attack::seeds;
+use ingle_tests::attack::watch::measure_here;
+use tempfile::TempDir;
+
+/// What opening a file may ask for at once beyond the file's size, in bytes: an error's words, a path, the first entries
+/// of a table.
+const SLACK: usize = 4 << 10;
+
+/// Opens the file, alone changed in its folder, under the count: nothing it claims gets more memory than it has bytes.
+fn opens_within(folder: &Input, name: &str, data: &[u8], path: &Path, what: &str) {
+    std::fs::write(path, data).unwrap();
+    let size =
+        data.len() + folder.iter().filter(|(other, _)| other != name).map(|(_, d)| d.len()).sum::<usize>();
+    let root = if folder.len() > 1 { path.parent().unwrap() } else { path };
+    let ((), usage) = measure_here(|| drop(Checkpoint::open(root)));
+    assert!(usage.largest <= size + SLACK, "{name}, {what}: {} bytes at once for {size}", usage.largest);
+    assert!(usage.peak <= 2 * size + SLACK, "{name}, {what}: {} bytes held for {size}", usage.peak);
+}
 
 /// Walks the file `name`, alone changed, and says whether it was answered.
 fn answered(target: Target, name: &str, data: Vec<u8>, what: &str) -> bool {
@@ -40,6 +59,32 @@ fn change_anywhere(target: Target, name: &str, data: &[u8], upto: usize) -> (usi
 fn of_folder(name: &str) -> Vec<u8> {
     let files = [seeds::folder(true), seeds::folder(false)].concat();
     files.into_iter().find(|(found, _)| found == name).expect("a file of the folder").1
+}
+
+#[test]
+fn opening_asks_for_no_more_than_the_file() {
+    let one = |data| vec![("m.gguf".into(), data)];
+    for folder in [one(seeds::gguf(false)), one(seeds::gguf(true)), seeds::folder(true)] {
+        let dir = TempDir::new().unwrap();
+        for (name, data) in &folder {
+            std::fs::write(dir.path().join(name), data).unwrap();
+        }
+        for (name, data) in &folder {
+            let path = dir.path().join(name);
+            for at in 0..data.len().min(if folder.len() > 1 { 1500 } else { 4000 }) {
+                if at % 3 == 0 {
+                    opens_within(&folder, name, &data[..at], &path, &format!("cut to {at}"));
+                }
+                let mut changed = data.clone();
+                changed[at] = [0xff, 0, data[at] ^ 0x80, data[at].wrapping_add(1)][at % 4];
+                opens_within(&folder, name, &changed, &path, &format!("byte {at} = {}", changed[at]));
+            }
+            std::fs::write(&path, data).unwrap();
+        }
+    }
+    // The control: a file that is larger in memory than on disk is seen.
+    let (ghost, usage) = measure_here(|| Vec::<u8>::with_capacity(1 << 20));
+    assert!(usage.largest >= ghost.capacity());
 }
 
 #[test]

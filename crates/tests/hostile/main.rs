@@ -20,7 +20,7 @@ use tempfile::TempDir;
 #[global_allocator]
 static ALLOCATOR: Watched = Watched;
 
-/// Memory that reading a header may take whatever it says, in bytes.
+/// Memory that reading a header may take whatever it says, in bytes, other tests' beside it included.
 const HEADER: usize = 256 << 10;
 
 /// A folder with one file.

@@ -18,6 +18,7 @@ mod rewrite;
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
@@ -29,6 +30,7 @@ pub use clock::CivilTime;
 
 use super::disarm::{Guard, unmark};
 use content::Takes;
+use limits::Broken;
 
 /// One line for the user of a model that has no chat template.
 pub const NO_TEMPLATE: &str =
@@ -123,6 +125,8 @@ pub struct ChatTemplate {
     eos_token: String,
     /// Of the default template and of the one for tools: which contents it takes.
     takes: [OnceLock<Takes>; 2],
+    /// It did not end once, and the thread that runs it may still run: it gets no other.
+    endless: AtomicBool,
 }
 
 impl std::fmt::Debug for ChatTemplate {
@@ -156,7 +160,8 @@ impl ChatTemplate {
             Err(Error::new(ErrorKind::InvalidOperation, python::str(message)?).with_source(Raised))
         });
         let (bos_token, eos_token) = (bos.to_owned(), eos.to_owned());
-        let mut template = ChatTemplate { env, bos_token, eos_token, takes: Default::default() };
+        let mut template =
+            ChatTemplate { env, bos_token, eos_token, takes: Default::default(), endless: false.into() };
         template.compile(DEFAULT, source)?;
         Ok(template)
     }
@@ -174,7 +179,8 @@ impl ChatTemplate {
             env.add_template_owned(template, rewrite::rewritten(&source)).map(|()| env)
         });
         let bad = |reason| TemplateError::Compile { template, reason };
-        self.env = compiled.map_err(bad)?.map_err(|error| bad(reason(&error)))?;
+        self.env =
+            compiled.map_err(|broken| bad(broken.to_string()))?.map_err(|error| bad(reason(&error)))?;
         Ok(())
     }
 
@@ -228,8 +234,16 @@ impl ChatTemplate {
         let budget = limits::budget(conversation);
         let mut env = self.env.clone();
         env.set_fuel(Some(budget));
-        limits::within(budget, move || env.get_template(name)?.render(Value::from(context)))
-            .map_err(|what| Error::new(ErrorKind::InvalidOperation, what))?
+        let failed = |what: String| Error::new(ErrorKind::InvalidOperation, what);
+        if self.endless.load(Relaxed) {
+            return Err(failed(format!("{}: it is not run again", Broken::Late)));
+        }
+        limits::within(budget, move || env.get_template(name)?.render(Value::from(context))).map_err(
+            |broken| {
+                self.endless.fetch_or(broken == Broken::Late, Relaxed);
+                failed(broken.to_string())
+            },
+        )?
     }
 }
 

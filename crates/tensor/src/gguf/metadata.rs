@@ -329,8 +329,8 @@ macro_rules! integer_getters {
 
 impl Metadata {
     pub(super) fn parse(file: &Bytes, cursor: &mut Cursor<'_>, count: usize) -> Result<Self> {
-        let mut entries = Vec::with_capacity(count);
-        let mut index = HashMap::with_capacity(count);
+        let mut entries = Vec::with_capacity(cursor.room::<Entry>(count));
+        let mut index = HashMap::new();
         for i in 0..count {
             let start = cursor.at;
             let key = cursor.utf8(|| format!("name of metadata key {i}"))?.to_owned();

@@ -60,7 +60,7 @@ impl Gguf {
         let alignment = read_alignment(&metadata)?;
 
         let tensor_count = cursor.count(tensor_count, 24, "tensors")?;
-        let mut tensors = Vec::with_capacity(tensor_count);
+        let mut tensors = Vec::with_capacity(cursor.room::<TensorInfo>(tensor_count));
         for i in 0..tensor_count {
             tensors.push(read_tensor(&mut cursor, i, alignment)?);
         }
@@ -190,6 +190,12 @@ impl<'a> Cursor<'a> {
             .ok()
             .filter(|count| *count <= room)
             .ok_or_else(|| self.truncated(format!("{count} {what}"), count.saturating_mul(least as u64)))
+    }
+
+    /// How many of `count` items to make room for at once: a number in a header is only a claim, and no claim gets more
+    /// memory than the rest of the file has bytes.
+    fn room<T>(&self, count: usize) -> usize {
+        count.min(self.remaining() / size_of::<T>())
     }
 
     /// A length and that many bytes.

@@ -4,7 +4,8 @@
 //! Instructions and the sizes of most values are paid from a budget that grows with the conversation, which stops all but
 //! two kinds of harm in the same place on every machine. Deeply nested values are walked by recursion, so a template has
 //! a thread with a stack for as deep a value as the budget can buy. Comparing or joining lists that hold one another many
-//! times takes exponential time inside one instruction; nothing can stop that thread, so its caller goes on without it.
+//! times takes exponential time inside one instruction; nothing can stop that thread, so its caller goes on without it, and
+//! the template is not run again.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -13,6 +14,8 @@ use std::time::Duration;
 use minijinja::value::Value;
 use minijinja::{Error, ErrorKind, State};
 use serde_json::Value as Json;
+
+use thiserror::Error as ThisError;
 
 use super::Conversation;
 
@@ -49,24 +52,35 @@ fn size(value: &Json) -> u64 {
     }
 }
 
+/// Why work on its own thread gave nothing.
+#[derive(Debug, Clone, PartialEq, Eq, ThisError)]
+pub(super) enum Broken {
+    #[error("it did not end within {} s", WAIT.as_secs())]
+    Late,
+    #[error("it broke the template engine")]
+    Panicked,
+    #[error("no thread to run it on: {0}")]
+    Thread(String),
+}
+
 /// Runs `work`, which spends at most `budget`, on a thread with a stack to match.
 ///
 /// # Errors
-/// In words: it did not end in time, it panicked, or there was no thread.
+/// It did not end in time, it panicked, or there was no thread.
 pub(super) fn within<T: Send + 'static>(
     budget: u64,
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, String> {
+) -> Result<T, Broken> {
     let (send, receive) = channel();
     let stack = (1 << 20) + budget * STACK_PER_UNIT;
     let spawned =
         thread::Builder::new().name("template".into()).stack_size(stack as usize).spawn(move || {
             let _ = send.send(work());
         });
-    spawned.map_err(|error| format!("no thread to run it on: {error}"))?;
+    spawned.map_err(|error| Broken::Thread(error.to_string()))?;
     receive.recv_timeout(WAIT).map_err(|error| match error {
-        RecvTimeoutError::Timeout => format!("it did not end within {} s", WAIT.as_secs()),
-        RecvTimeoutError::Disconnected => "it broke the template engine".into(),
+        RecvTimeoutError::Timeout => Broken::Late,
+        RecvTimeoutError::Disconnected => Broken::Panicked,
     })
 }
 
@@ -183,9 +197,23 @@ mod tests {
         assert_eq!(within(1, || 7), Ok(7));
         assert_eq!(
             within(1, || -> u8 { std::panic::resume_unwind(Box::new(())) }).unwrap_err(),
-            "it broke the template engine"
+            Broken::Panicked
         );
         let late = within(1, || thread::sleep(WAIT + Duration::from_secs(1))).unwrap_err();
-        assert_eq!(late, "it did not end within 5 s");
+        assert_eq!(late.to_string(), "it did not end within 5 s");
+    }
+
+    #[test]
+    fn a_template_that_did_not_end_gets_no_second_thread() {
+        // 2^31 comparisons: more than five seconds of them on any machine, and few enough to end some day.
+        let source = "{% set ns = namespace(x=[], y=[]) %}{% for i in range(30) %}{% set ns.x = [ns.x, ns.x] %}{% set \
+                      ns.y = [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}";
+        let template = ChatTemplate::new(source, "", "").unwrap();
+        let conversation = Conversation::new(vec![json!({"role": "user", "content": "hi"})]);
+        let render = || template.render(&conversation, &Guard::default()).unwrap_err().to_string();
+        assert!(render().contains("did not end within 5 s"));
+        let again = Instant::now();
+        assert!(render().contains("not run again"));
+        assert!(again.elapsed() < Duration::from_secs(1));
     }
 }
