@@ -69,15 +69,21 @@ impl Synthesis {
     }
 
     /// Makes the file; `watch` hears of the bytes of each piece, and its error ends the work. Nothing is left of a file
-    /// that does not get whole.
-    fn write(&self, path: &Path, threads: usize, watch: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
+    /// that does not get whole, or whose name another has taken meanwhile, unless this one `replaces` it.
+    fn write(
+        &self,
+        path: &Path,
+        replaces: bool,
+        threads: usize,
+        watch: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<()> {
         let mut file = self.outline.create(path)?;
         let pools = Pools::new(self.seed, &self.tensors);
         pools.stream(&self.tensors, threads, |name, bytes| {
             file.write(name, bytes)?;
             watch(bytes.len() as u64)
         })?;
-        Ok(file.finish()?)
+        Ok(if replaces { file.finish() } else { file.finish_new() }?)
     }
 }
 
@@ -229,7 +235,7 @@ pub fn synth(flags: &Synth) -> Result<()> {
     let threads = flags.threads.map_or_else(sys::processors, usize::from);
     let interrupt = sys::CtrlC::catch();
     let bar = term::bytes_bar(&out.display().to_string(), Some(total));
-    let written = synthesis.write(out, threads, &mut |n| {
+    let written = synthesis.write(out, flags.force, threads, &mut |n| {
         bar.inc(n);
         match interrupt.pressed() {
             true => Err(Error::Refused("interrupted; nothing is left of the file".into())),
@@ -237,7 +243,12 @@ pub fn synth(flags: &Synth) -> Result<()> {
         }
     });
     bar.finish_and_clear();
-    written?;
+    written.map_err(|error| match error {
+        Error::Tensor(taken @ ingle_tensor::Error::Taken { .. }) => Error::Refused(format!(
+            "{taken}; nothing is left of this one: give another name, or --force to replace it"
+        )),
+        error => error,
+    })?;
     writeln!(stdout(), "{}", out.display())?;
     caveat();
     Ok(())

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use ingle_tensor::gguf::Writer;
@@ -497,17 +497,38 @@ fn a_synthesized_model_is_sound_and_runs() {
     assert_eq!(reply["generated_ids"].as_array().unwrap().len(), 3);
 }
 
-#[test]
-fn an_interrupted_synth_leaves_nothing() {
-    let dir = TempDir::new().unwrap();
-    let out = dir.path().join("m.gguf").display().to_string();
-    let child = ingle(&["synth", "smollm2-135m-f32", &out, "-t", "1"]).spawn().unwrap();
+/// A `synth` of `preset` that has begun its file `out`, the first in its folder.
+fn begun_synth(preset: &str, out: &Path) -> Child {
+    let child = ingle(&["synth", preset, out.to_str().unwrap(), "-t", "1"]).spawn().unwrap();
     // The file is begun before the first weight is made.
     let start = Instant::now();
-    while fs::read_dir(dir.path()).unwrap().count() == 0 {
+    while fs::read_dir(out.parent().unwrap()).unwrap().count() == 0 {
         assert!(start.elapsed() < Duration::from_secs(60), "nothing was begun");
         std::thread::sleep(Duration::from_millis(1));
     }
+    child
+}
+
+#[test]
+fn of_two_files_with_one_name_the_first_stays() {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("m.gguf");
+    let child = begun_synth("smollm2-135m-q4_0", &out);
+    fs::write(&out, "mine").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), fs::read(&out).unwrap()), (Some(1), b"mine".to_vec()), "{said}");
+    let line = said.lines().last().unwrap();
+    for part in ["error: ", "m.gguf came to be there while it was written, and stays as it is", "--force"] {
+        assert!(line.contains(part), "{said}");
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "a temporary file is left");
+}
+
+#[test]
+fn an_interrupted_synth_leaves_nothing() {
+    let dir = TempDir::new().unwrap();
+    let child = begun_synth("smollm2-135m-f32", &dir.path().join("m.gguf"));
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();

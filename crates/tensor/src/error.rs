@@ -24,6 +24,12 @@ pub enum Error {
     /// What a model is written to refused.
     #[error("cannot write: {0}")]
     Write(std::io::Error),
+    /// A file came to be there while another of its name was written.
+    #[error("{} came to be there while it was written, and stays as it is", path.display())]
+    Taken {
+        /// The name.
+        path: PathBuf,
+    },
     /// Another error, with the file it was found in.
     #[error("{}: {reason}", path.display())]
     InFile {
@@ -154,7 +160,7 @@ impl Error {
     /// The same error with the file it was found in.
     pub fn in_file(self, path: &Path) -> Self {
         match self {
-            Self::Io { .. } | Self::InFile { .. } => self,
+            Self::Io { .. } | Self::Taken { .. } | Self::InFile { .. } => self,
             reason => Self::InFile { path: path.into(), reason: Box::new(reason) },
         }
     }

@@ -32,7 +32,7 @@ fn made(dir: &TempDir, shape: &Shape, mix: &Mix, seed: u64, threads: usize) -> C
         heard += n;
         Ok(())
     };
-    synthesis.write(&path, threads, watch).unwrap();
+    synthesis.write(&path, true, threads, watch).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
     assert_eq!(checkpoint.total_bytes(), synthesis.outline.file_bytes().unwrap());
     assert_eq!(heard, checkpoint.tensors().iter().map(|t| t.bytes).sum::<u64>());
@@ -182,7 +182,7 @@ fn an_error_leaves_nothing() {
         left -= 1;
         if left == 0 { Err(Error::Refused("enough".into())) } else { Ok(()) }
     };
-    let said = synthesis.write(&dir.path().join("m.gguf"), 2, watch).unwrap_err().to_string();
+    let said = synthesis.write(&dir.path().join("m.gguf"), false, 2, watch).unwrap_err().to_string();
     assert_eq!((said.as_str(), fs::read_dir(dir.path()).unwrap().count()), ("enough", 0));
 }
 

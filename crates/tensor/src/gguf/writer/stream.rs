@@ -149,17 +149,52 @@ impl FileStream {
         self.stream.write(name, bytes).map_err(|error| named(error, &self.target))
     }
 
-    /// Ends the file, waits until the disk has it, and gives it its name.
+    /// Ends the file, waits until the disk has it, and gives it its name, in place of a file that had it.
     ///
     /// # Errors
     /// As [`Stream::finish`]; the file system refuses. Nothing is left behind then.
     pub fn finish(self) -> Result<()> {
+        self.end(|temporary, target| fs::rename(temporary, target))
+    }
+
+    /// As [`FileStream::finish`], but a file that has come to be there meanwhile stays.
+    ///
+    /// # Errors
+    /// [`Error::Taken`] by such a file; and as [`FileStream::finish`].
+    pub fn finish_new(self) -> Result<()> {
+        let path = self.target.clone();
+        self.end(publish_new).map_err(|error| match error {
+            Error::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
+                Error::Taken { path }
+            }
+            error => error,
+        })
+    }
+
+    fn end(self, publish: impl FnOnce(&Path, &Path) -> io::Result<()>) -> Result<()> {
         let Self { stream, temporary, target } = self;
         let out = stream.finish().map_err(|error| named(error, &target))?;
         let file = out.into_inner().map_err(|error| named(Error::Write(error.into_error()), &target))?;
-        let renamed = file.sync_all().and_then(|()| fs::rename(&temporary.0, &target));
-        renamed.map_err(|error| named(Error::Write(error), &target))
+        let published = file.sync_all().and_then(|()| publish(&temporary.0, &target));
+        published.map_err(|error| named(Error::Write(error), &target))
     }
+}
+
+/// Gives a file a name that none has: of two that try, one gets `AlreadyExists`.
+pub(super) fn publish_new(temporary: &Path, target: &Path) -> io::Result<()> {
+    match fs::hard_link(temporary, target) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => take_name(temporary, target),
+        linked => linked,
+    }
+}
+
+/// The same where the file system has no links: an empty file takes the name first, and is replaced.
+pub(super) fn take_name(temporary: &Path, target: &Path) -> io::Result<()> {
+    File::create_new(target)?;
+    fs::rename(temporary, target).inspect_err(|_| {
+        // The first error is the one to report.
+        let _ = fs::remove_file(target);
+    })
 }
 
 /// Removes the temporary files of `target` that processes left which were killed: those that nobody holds a lock on. What

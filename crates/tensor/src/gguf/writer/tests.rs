@@ -228,3 +228,36 @@ fn nothing_follows_a_failed_write() {
     says(stream.write("a", &[0; 8]).unwrap_err(), &["\"a\"", "an earlier write failed"]);
     says(stream.finish().unwrap_err(), &["\"a\"", "0 of its 8 bytes"]);
 }
+
+#[test]
+fn a_new_file_leaves_one_that_came_meanwhile() {
+    let dir = TempDir::new().unwrap();
+    let (path, temporary) = (dir.path().join("m.gguf"), dir.path().join("t"));
+    let outline = two_tensors();
+    let written = || {
+        let mut file = outline.create(&path).unwrap();
+        file.write("a", &[1; 8]).unwrap();
+        file.write("b", &[2; 8]).unwrap();
+        file
+    };
+    let count = || fs::read_dir(dir.path()).unwrap().count();
+    written().finish_new().unwrap();
+    assert_eq!((fs::metadata(&path).unwrap().len(), count()), (outline.file_bytes().unwrap(), 1));
+    let file = written();
+    fs::write(&path, "theirs").unwrap();
+    says(file.finish_new().unwrap_err(), &["m.gguf came to be there while it was written, and stays"]);
+    assert_eq!((fs::read(&path).unwrap(), count()), (b"theirs".to_vec(), 1));
+
+    // With links between files and without.
+    for publish in [stream::publish_new, stream::take_name] {
+        fs::write(&path, "theirs").unwrap();
+        fs::write(&temporary, "ours").unwrap();
+        assert_eq!(publish(&temporary, &path).unwrap_err().kind(), std::io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&path).unwrap(), b"theirs");
+        fs::remove_file(&path).unwrap();
+        publish(&temporary, &path).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"ours");
+        // A link is the same file under two names.
+        fs::remove_file(&path).unwrap();
+    }
+}
