@@ -363,6 +363,8 @@ fn in_a_chat(error: ingle_engine::handle::Error) -> Error {
 fn file_of<'a>(command: &str, argument: &'a str) -> Result<&'a Path> {
     match argument {
         "" => Err(Error::Refused(format!("{command} needs the name of a file"))),
+        // Standard input and output are the chat itself.
+        "-" => Err(Error::Refused(format!("{command} takes no '-': name a file (./- is one)"))),
         _ => Ok(Path::new(argument)),
     }
 }

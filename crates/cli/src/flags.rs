@@ -410,7 +410,7 @@ pub struct Synth {
     /// Shape and type, such as llama8b-q4_k_m
     #[arg(value_name = "PRESET")]
     pub preset: Preset,
-    /// The file to write
+    /// The file to write; - writes to standard output
     #[arg(value_name = "OUT.gguf")]
     pub out: PathBuf,
     /// Seed of the random weights

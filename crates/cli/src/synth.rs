@@ -7,7 +7,7 @@ mod shapes;
 mod vocabulary;
 mod weights;
 
-use std::io::{Write, stdout};
+use std::io::{BufWriter, IsTerminal, Write, stdout};
 use std::path::Path;
 
 use ingle_tensor::DType;
@@ -78,12 +78,33 @@ impl Synthesis {
         watch: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<()> {
         let mut file = self.outline.create(path)?;
-        let pools = Pools::new(self.seed, &self.tensors);
-        pools.stream(&self.tensors, threads, |name, bytes| {
-            file.write(name, bytes)?;
-            watch(bytes.len() as u64)
-        })?;
+        self.stream(threads, watch, |name, bytes| file.write(name, bytes))?;
         Ok(if replaces { file.finish() } else { file.finish_new() }?)
+    }
+
+    /// Makes the same bytes and gives them to `out` as they come.
+    fn write_to(
+        &self,
+        out: impl Write,
+        threads: usize,
+        watch: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<()> {
+        let mut file = self.outline.begin(out)?;
+        self.stream(threads, watch, |name, bytes| file.write(name, bytes))?;
+        file.finish()?;
+        Ok(())
+    }
+
+    fn stream(
+        &self,
+        threads: usize,
+        watch: &mut dyn FnMut(u64) -> Result<()>,
+        mut put: impl FnMut(&str, &[u8]) -> ingle_tensor::Result<()>,
+    ) -> Result<()> {
+        Pools::new(self.seed, &self.tensors).stream(&self.tensors, threads, |name, bytes| {
+            put(name, bytes)?;
+            watch(bytes.len() as u64)
+        })
     }
 }
 
@@ -192,10 +213,25 @@ fn require_room(out: &Path, folder: &Path, total: u64, free: Option<u64>) -> Res
     }
 }
 
-/// Writes the file, or with `--dry-run` says what it would be.
+/// Refuses a file that is there already, unless it is to be replaced, and a disk without room for `total` bytes.
+fn require_place(out: &Path, replaces: bool, total: u64) -> Result<()> {
+    if !replaces && out.symlink_metadata().is_ok() {
+        return Err(Error::Refused(format!(
+            "{} is there already: give another name, or --force to replace it",
+            out.display()
+        )));
+    }
+    let folder = match out.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    require_room(out, folder, total, sys::free_bytes(folder))
+}
+
+/// Writes the file, or its bytes to standard output where it is called `-`, or with `--dry-run` says what it would be.
 ///
 /// # Errors
-/// A file that is there already; a disk without room, with the numbers; Ctrl-C; the file system.
+/// A file that is there already; a disk without room, with the numbers; a terminal; Ctrl-C; the file system.
 pub fn synth(flags: &Synth) -> Result<()> {
     let Preset { shape, mix } = flags.preset;
     let synthesis = Synthesis::new(shape, mix, flags.seed)?;
@@ -220,36 +256,44 @@ pub fn synth(flags: &Synth) -> Result<()> {
         return Ok(());
     }
     let out = &flags.out;
-    if !flags.force && out.symlink_metadata().is_ok() {
-        return Err(Error::Refused(format!(
-            "{} is there already: give another name, or --force to replace it",
-            out.display()
-        )));
+    let is_stream = out.as_os_str() == "-";
+    match is_stream {
+        true if stdout().is_terminal() => {
+            return Err(Error::Refused(
+                "a model is not written to a terminal: redirect standard output, or name a file (./- is one)"
+                    .into(),
+            ));
+        }
+        true => {}
+        false => require_place(out, flags.force, total)?,
     }
-    let folder = match out.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    };
-    require_room(out, folder, total, sys::free_bytes(folder))?;
     term::say(&what);
     let threads = flags.threads.map_or_else(sys::processors, usize::from);
     let interrupt = sys::CtrlC::catch();
     let bar = term::bytes_bar(&out.display().to_string(), Some(total));
-    let written = synthesis.write(out, flags.force, threads, &mut |n| {
+    let mut watch = |n| {
         bar.inc(n);
         match interrupt.pressed() {
+            true if is_stream => Err(Error::Refused("interrupted before the file was whole".into())),
             true => Err(Error::Refused("interrupted; nothing is left of the file".into())),
             false => Ok(()),
         }
-    });
+    };
+    let written = match is_stream {
+        true => synthesis.write_to(BufWriter::new(stdout().lock()), threads, &mut watch),
+        false => synthesis.write(out, flags.force, threads, &mut watch),
+    };
     bar.finish_and_clear();
     written.map_err(|error| match error {
         Error::Tensor(taken @ ingle_tensor::Error::Taken { .. }) => Error::Refused(format!(
             "{taken}; nothing is left of this one: give another name, or --force to replace it"
         )),
+        Error::Tensor(ingle_tensor::Error::Write(refused)) => Error::Stream(refused),
         error => error,
     })?;
-    writeln!(stdout(), "{}", out.display())?;
+    if !is_stream {
+        writeln!(stdout(), "{}", out.display())?;
+    }
     caveat();
     Ok(())
 }

@@ -110,6 +110,7 @@ fn settings_change_the_answer_and_are_checked() {
         ("/load /no/such/file", "/no/such/file"),
         ("/load /dev/zero", "/dev/zero: it is a device; want a file"),
         ("/save", "/save needs the name of a file"),
+        ("/save -", "/save takes no '-'"),
         ("/clear all", "/clear takes nothing after it"),
     ];
     let lines: Vec<&str> = wrong.iter().map(|(line, _)| *line).collect();

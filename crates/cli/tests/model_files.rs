@@ -490,6 +490,14 @@ fn a_synthesized_model_is_sound_and_runs() {
     let other = synth("1", "1");
     let bytes = synth("0", "1");
     assert!(bytes == synth("0", "2") && bytes != other);
+    let stream = ["synth", "smollm2-135m-q4_0", "-"];
+    let streamed = ingle(&stream).current_dir(dir.path()).output().unwrap();
+    assert!(streamed.status.success() && streamed.stdout == bytes, "{:?}", streamed.stderr);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "a file called '-'");
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let full = ingle(&stream).stdout(full).output().unwrap();
+    let (full, said) = (full.status.code(), String::from_utf8(full.stderr).unwrap());
+    assert!(full == Some(1) && said.contains("error: standard input or output: No space left"), "{said}");
     let (report, code) = check(&path);
     assert_eq!((list(&report, "problems"), list(&report, "notes"), code), (vec![], vec![], Some(0)));
     let run = output(&["run", "-m", &out, "--json", "-n", "3", "--greedy", "Name a river."]);
