@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::files;
 use crate::flags::Chat;
 use crate::session::{self, Session};
-use crate::sys::{self, CtrlC};
+use crate::sys::{self, Signals};
 use crate::term::{self, Paint};
 
 const HELP: &str = "\
@@ -190,7 +190,7 @@ impl Talk {
             choice: self.choice,
             ..TextRequest::default()
         };
-        let ctrl_c = CtrlC::catch();
+        let ctrl_c = Signals::catch_ctrl_c();
         let mut out = stdout().lock();
         let mut written = Ok(());
         let mut mid_line = false;
@@ -201,7 +201,7 @@ impl Talk {
                 written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
                 mid_line = !text.ends_with('\n');
             }
-            match written.is_err() || ctrl_c.pressed() {
+            match written.is_err() || ctrl_c.caught().is_some() {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
             }

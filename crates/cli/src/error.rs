@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use crate::sys::Signal;
+
 /// Why a command failed: one line that says what, where, and what to do.
 #[derive(Debug, Error)]
 pub enum Error {
@@ -27,6 +29,14 @@ pub enum Error {
     Unsound {
         /// Problems reported.
         problems: usize,
+    },
+    /// A signal ended the command, which has cleaned up.
+    #[error("{signal}; {left}")]
+    Interrupted {
+        /// Which.
+        signal: Signal,
+        /// What is left of the work.
+        left: &'static str,
     },
     /// A file of the user's.
     #[error("cannot {action} {}: {source}", .path.display())]
@@ -81,10 +91,12 @@ impl Error {
         Error::Io { action, path: path.to_path_buf(), source }
     }
 
-    /// 2 for bad usage, else 1.
+    /// 2 for bad usage, 128 and its number for a signal, else 1.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::Usage(_) => 2,
+            Error::Interrupted { signal, .. }
+            | Error::Source(crate::source::Error::Interrupted { signal, .. }) => signal.exit_code(),
             _ => 1,
         }
     }

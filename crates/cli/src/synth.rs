@@ -231,7 +231,7 @@ fn require_place(out: &Path, replaces: bool, total: u64) -> Result<()> {
 /// Writes the file, or its bytes to standard output where it is called `-`, or with `--dry-run` says what it would be.
 ///
 /// # Errors
-/// A file that is there already; a disk without room, with the numbers; a terminal; Ctrl-C; the file system.
+/// A file that is there already; a disk without room, with the numbers; a terminal; a signal; the file system.
 pub fn synth(flags: &Synth) -> Result<()> {
     let Preset { shape, mix } = flags.preset;
     let synthesis = Synthesis::new(shape, mix, flags.seed)?;
@@ -269,15 +269,12 @@ pub fn synth(flags: &Synth) -> Result<()> {
     }
     term::say(&what);
     let threads = flags.threads.map_or_else(sys::processors, usize::from);
-    let interrupt = sys::CtrlC::catch();
+    let signals = sys::Signals::catch_all();
     let bar = term::bytes_bar(&out.display().to_string(), Some(total));
     let mut watch = |n| {
         bar.inc(n);
-        match interrupt.pressed() {
-            true if is_stream => Err(Error::Refused("interrupted before the file was whole".into())),
-            true => Err(Error::Refused("interrupted; nothing is left of the file".into())),
-            false => Ok(()),
-        }
+        let left = if is_stream { "the model is cut short" } else { "nothing is left of the file" };
+        signals.caught().map_or(Ok(()), |signal| Err(Error::Interrupted { signal, left }))
     };
     let written = match is_stream {
         true => synthesis.write_to(BufWriter::new(stdout().lock()), threads, &mut watch),

@@ -1,9 +1,10 @@
 //! What only the system knows or does: signals, memory, the processor's name, where state lies.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Ends the process quietly when the reader of standard output has gone, as other filters do.
 pub fn end_quietly_on_closed_pipe() {
@@ -14,45 +15,97 @@ pub fn end_quietly_on_closed_pipe() {
     }
 }
 
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+/// The last signal that was caught; 0 for none.
+static CAUGHT: AtomicI32 = AtomicI32::new(0);
 
-/// While this lives, Ctrl-C does not end the process but is remembered.
-#[derive(Debug)]
-pub struct CtrlC {
-    #[cfg(unix)]
-    before: libc::sighandler_t,
+/// A signal that asks the process to stop. Displayed as what it did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signal {
+    /// The terminal is gone.
+    Hangup = 1,
+    /// Ctrl-C.
+    Interrupt = 2,
+    /// Somebody ends the process.
+    Terminate = 15,
 }
 
-impl CtrlC {
-    /// Starts to catch; an earlier Ctrl-C is forgotten.
-    pub fn catch() -> Self {
-        INTERRUPTED.store(false, Ordering::SeqCst);
-        #[cfg(unix)]
-        {
-            extern "C" fn remember(_: libc::c_int) {
-                INTERRUPTED.store(true, Ordering::SeqCst);
-            }
-            let handler = remember as extern "C" fn(libc::c_int) as libc::sighandler_t;
-            // SAFETY: the handler only stores to an atomic, which is safe at any point of any thread.
-            let before = unsafe { libc::signal(libc::SIGINT, handler) };
-            Self { before }
+impl Signal {
+    /// What a process exits with that one ended: 128 and the signal's number, as shells say it.
+    pub fn exit_code(self) -> u8 {
+        128 + self as u8
+    }
+}
+
+impl fmt::Display for Signal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Signal::Hangup => "interrupted by SIGHUP",
+            Signal::Interrupt => "interrupted",
+            Signal::Terminate => "interrupted by SIGTERM",
+        })
+    }
+}
+
+/// While this lives, some signals do not end the process but are remembered.
+#[derive(Debug)]
+pub struct Signals {
+    /// What was done before this, by signal.
+    #[cfg(unix)]
+    before: Vec<(libc::c_int, libc::sighandler_t)>,
+}
+
+impl Signals {
+    /// Starts to catch Ctrl-C; what was caught earlier is forgotten.
+    pub fn catch_ctrl_c() -> Self {
+        Self::catch(&[Signal::Interrupt])
+    }
+
+    /// Starts to catch all that would end the process; what was caught earlier is forgotten.
+    pub fn catch_all() -> Self {
+        Self::catch(&[Signal::Hangup, Signal::Interrupt, Signal::Terminate])
+    }
+
+    #[cfg(unix)]
+    fn catch(signals: &[Signal]) -> Self {
+        extern "C" fn remember(signal: libc::c_int) {
+            CAUGHT.store(signal, Ordering::SeqCst);
         }
-        #[cfg(not(unix))]
+        CAUGHT.store(0, Ordering::SeqCst);
+        let handler = remember as extern "C" fn(libc::c_int) as libc::sighandler_t;
+        let caught = |&signal: &Signal| {
+            let number = signal as libc::c_int;
+            // SAFETY: the handler only stores to an atomic, which is safe at any point of any thread.
+            let before = unsafe { libc::signal(number, handler) };
+            // What runs under nohup outlives its terminal.
+            if signal == Signal::Hangup && before == libc::SIG_IGN {
+                // SAFETY: puts back the action that was there before.
+                unsafe { libc::signal(number, before) };
+            }
+            (number, before)
+        };
+        Self { before: signals.iter().map(caught).collect() }
+    }
+
+    #[cfg(not(unix))]
+    fn catch(_: &[Signal]) -> Self {
         Self {}
     }
 
-    /// Whether Ctrl-C was pressed since.
-    pub fn pressed(&self) -> bool {
-        INTERRUPTED.load(Ordering::SeqCst)
+    /// The last signal that came since.
+    pub fn caught(&self) -> Option<Signal> {
+        let caught = CAUGHT.load(Ordering::SeqCst);
+        [Signal::Hangup, Signal::Interrupt, Signal::Terminate]
+            .into_iter()
+            .find(|&signal| signal as i32 == caught)
     }
 }
 
-impl Drop for CtrlC {
+impl Drop for Signals {
     fn drop(&mut self) {
         #[cfg(unix)]
-        // SAFETY: puts back the action that was there before.
-        unsafe {
-            libc::signal(libc::SIGINT, self.before);
+        for &(number, before) in &self.before {
+            // SAFETY: puts back the action that was there before.
+            unsafe { libc::signal(number, before) };
         }
     }
 }

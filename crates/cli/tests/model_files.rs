@@ -507,7 +507,11 @@ fn a_synthesized_model_is_sound_and_runs() {
 
 /// A `synth` of `preset` that has begun its file `out`, the first in its folder.
 fn begun_synth(preset: &str, out: &Path) -> Child {
-    let child = ingle(&["synth", preset, out.to_str().unwrap(), "-t", "1"]).spawn().unwrap();
+    begun(&mut ingle(&["synth", preset, out.to_str().unwrap(), "-t", "1"]), out)
+}
+
+fn begun(synth: &mut Command, out: &Path) -> Child {
+    let child = synth.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // The file is begun before the first weight is made.
     let start = Instant::now();
     while fs::read_dir(out.parent().unwrap()).unwrap().count() == 0 {
@@ -535,11 +539,34 @@ fn of_two_files_with_one_name_the_first_stays() {
 
 #[test]
 fn an_interrupted_synth_leaves_nothing() {
+    for (signal, code, by) in [("-INT", 130, ""), ("-TERM", 143, " by SIGTERM"), ("-HUP", 129, " by SIGHUP")]
+    {
+        let dir = TempDir::new().unwrap();
+        let child = begun_synth("smollm2-135m-f32", &dir.path().join("m.gguf"));
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(
+            (output.status.code(), fs::read_dir(dir.path()).unwrap().count()),
+            (Some(code), 0),
+            "{said}"
+        );
+        assert!(said.ends_with(&format!("error: interrupted{by}; nothing is left of the file\n")), "{said}");
+    }
+}
+
+/// Under nohup a hangup is ignored, and stays so.
+#[test]
+fn a_synth_outlives_its_terminal_where_it_is_asked_to() {
     let dir = TempDir::new().unwrap();
-    let child = begun_synth("smollm2-135m-f32", &dir.path().join("m.gguf"));
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let out = dir.path().join("m.gguf");
+    let script = format!(
+        "trap '' HUP; exec {} synth smollm2-135m-q4_0 {} -t 1",
+        env!("CARGO_BIN_EXE_ingle"),
+        out.display()
+    );
+    let child = begun(Command::new("/bin/sh").args(["-c", &script]), &out);
+    assert!(Command::new("kill").args(["-HUP", &child.id().to_string()]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!((output.status.code(), fs::read_dir(dir.path()).unwrap().count()), (Some(1), 0), "{said}");
-    assert!(said.ends_with("error: interrupted; nothing is left of the file\n"), "{said}");
+    assert!(output.status.success() && out.exists(), "{output:?}");
 }

