@@ -531,9 +531,18 @@ fn devices_and_pipes_are_no_files() {
     let large = dir.path().join("large.json");
     std::fs::File::create(&large).unwrap().set_len(1 << 40).unwrap();
     let (pipe, large) = (pipe.display().to_string(), large.display().to_string());
+    let [a, b, folder] = ["a.gguf", "b.gguf", "folder"].map(|name| dir.path().join(name));
+    std::os::unix::fs::symlink(&a, &b).unwrap();
+    std::os::unix::fs::symlink(&b, &a).unwrap();
+    std::fs::create_dir(&folder).unwrap();
+    std::os::unix::fs::symlink(&a, folder.join("model.safetensors")).unwrap();
+    let (ring, folder) = (a.display().to_string(), folder.display().to_string());
     for (args, want) in [
         (vec!["inspect", "/dev/zero"], "/dev/zero is a device; a model is a file or a folder"),
         (vec!["run", "-m", &pipe, "hi"], "pipe.gguf is a pipe; a model is a file or a folder"),
+        (vec!["run", "-m", &ring, "hi"], "a.gguf is a link, and its links lead in a circle"),
+        (vec!["check", &ring], "a.gguf is a link, and its links lead in a circle"),
+        (vec!["inspect", &folder], "model.safetensors is a link, and its links lead in a circle"),
         (vec!["verify", "-m", &model, "--against", "/dev/zero"], "/dev/zero: it is a device; want a file"),
         (vec!["verify", "-m", &model, "--against", &pipe], "it is a pipe; want a file"),
         (vec!["verify", "-m", &model, "--against", &large], "1.0 TiB, but at most 256.0 MiB are read"),

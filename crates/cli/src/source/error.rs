@@ -28,6 +28,12 @@ pub enum Error {
         /// What is there.
         kind: &'static str,
     },
+    /// Links that never come to a file.
+    #[error("{} is a link, and its links lead in a circle: let one of them point to the model", .path.display())]
+    LinkLoop {
+        /// The first of them.
+        path: PathBuf,
+    },
     /// Nothing of this name in the cache.
     #[error("the cache has no '{name}'{}", holds_hint(.cached))]
     NotCached {

@@ -25,6 +25,7 @@ mod spec;
 mod wheel;
 
 use std::fs::{self, Metadata};
+use std::io;
 use std::path::{Path, PathBuf};
 
 pub use cache::{Cache, Cached};
@@ -77,18 +78,26 @@ pub fn resolve(spec: &Spec, progress: &mut dyn Progress) -> Result<PathBuf> {
 /// The path `name`, if it is there. Opening a pipe would wait for ever, so only files and folders of files will do.
 fn existing(name: &str) -> Result<Option<PathBuf>> {
     let path = PathBuf::from(name);
-    if !path.exists() {
-        return Ok(None);
-    }
     for part in std::iter::once(path.clone()).chain(files_of(&path)) {
-        if let Ok(found) = fs::metadata(&part)
-            && !found.is_file()
-            && (!found.is_dir() || part != path)
-        {
-            return Err(Error::NoFile { path: part, kind: kind_of(&found) });
+        match fs::metadata(&part) {
+            Err(error) if is_link_loop(&error) => return Err(Error::LinkLoop { path: part }),
+            Ok(found) if !found.is_file() && (!found.is_dir() || part != path) => {
+                return Err(Error::NoFile { path: part, kind: kind_of(&found) });
+            }
+            _ => {}
         }
     }
-    Ok(Some(path))
+    Ok(path.exists().then_some(path))
+}
+
+/// The system's number for links that lead in a circle, or further than it follows.
+#[cfg(unix)]
+const LINK_LOOP: Option<i32> = Some(libc::ELOOP);
+#[cfg(not(unix))]
+const LINK_LOOP: Option<i32> = None;
+
+fn is_link_loop(error: &io::Error) -> bool {
+    LINK_LOOP.is_some() && error.raw_os_error() == LINK_LOOP
 }
 
 /// What is at a path, in words.
