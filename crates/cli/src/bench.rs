@@ -15,6 +15,7 @@ use std::time::Instant;
 
 use ingle_engine::step::{Engine, EngineOptions};
 use ingle_graph::{Bucket, PlanOptions};
+use ingle_models::Model;
 use ingle_tensor::Checkpoint;
 
 use crate::error::{Error, Result};
@@ -27,12 +28,19 @@ use report::{Machine, Outcome};
 use workload::{Sample, Test, Work};
 
 /// Runs every test `--repetitions` times, in turns, and reports.
+///
+/// # Errors
+/// A test that takes a longer context than the model was made for, with the numbers, before anything is loaded.
 pub fn bench(flags: &Bench) -> Result<()> {
     let tests = tests(flags)?;
     session::require_cpu(&flags.device)?;
     let path = session::resolve(flags.model.model.as_ref())?;
     let start = Instant::now();
     let checkpoint = Arc::new(Checkpoint::open(&path)?);
+    let made_for = Model::open(&checkpoint)?.config.context;
+    if let Some(test) = tests.iter().find(|test| test.context() > made_for) {
+        return Err(Error::Refused(test.too_long(made_for)));
+    }
     let options = PlanOptions {
         numerics: flags.numerics,
         kv: flags.kv,

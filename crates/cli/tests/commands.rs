@@ -561,21 +561,30 @@ fn what_cannot_fit_is_refused_with_the_numbers() {
         let said = failure(&args, 1);
         assert!(said.contains("the keys and values of 2147483647 tokens") && said.contains("GiB"), "{said}");
     }
-    let said = failure(&["bench", "-m", &model, "-p", "0", "-d", "2000000000"], 1);
-    assert!(said.contains("but this machine has"), "{said}");
-    assert!(failure(&["run", "-m", &model, "-c", "3000000000", "hi"], 2).contains("to 2147483647"));
-    // A context that fits but that the model was not made for: the same note everywhere.
-    for args in [
-        &["run", "-m", &model, "-c", "300", "-n", "1", "hi"][..],
-        &["bench", "-m", &model, "-p", "0", "-n", "1", "-d", "300", "-r", "1"],
+    for (args, takes) in [
+        (["-p", "512", "-n", "0"], "pp512 takes a context of 513 tokens (a prompt of 512 and 1 generated)"),
+        (
+            ["-p", "0", "-d", "300"],
+            "tg128@d300 takes a context of 430 tokens (300 deep, a prompt of 1, 129 generated)",
+        ),
+        (
+            ["-p", "0", "-n", "255"],
+            "tg255 takes a context of 257 tokens (0 deep, a prompt of 1, 256 generated)",
+        ),
     ] {
-        let output = output(args);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(
-            output.status.success() && said.contains("is more than the 256 this model was made for"),
-            "{said}"
-        );
+        let said = failure(&[&["bench", "-m", &model], &args[..]].concat(), 1);
+        let rest = ", but this model was made for 256: give a smaller -";
+        assert!(said.contains(&format!("{takes}{rest}")), "{said}");
     }
+    json(&["bench", "-m", &model, "--json", "-r", "1", "-p", "255", "-n", "4", "-d", "250"]);
+    assert!(failure(&["run", "-m", &model, "-c", "3000000000", "hi"], 2).contains("to 2147483647"));
+    // A context that fits but that the model was not made for gets a note.
+    let output = output(&["run", "-m", &model, "-c", "300", "-n", "1", "hi"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && said.contains("is more than the 256 this model was made for"),
+        "{said}"
+    );
 }
 
 #[test]

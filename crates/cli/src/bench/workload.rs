@@ -103,6 +103,21 @@ impl Test {
         }
     }
 
+    /// What is wrong with this test on a model whose context is shorter, and what to do.
+    pub fn too_long(&self, made_for: usize) -> String {
+        let (of, flags) = match self.kind {
+            Kind::Prefill => (format!("a prompt of {} and 1 generated", self.tokens), "-p"),
+            Kind::Decode => {
+                (format!("{} deep, a prompt of 1, {} generated", self.depth, self.tokens + 1), "-d or -n")
+            }
+        };
+        format!(
+            "{} takes a context of {} tokens ({of}), but this model was made for {made_for}: give a smaller {flags}",
+            self.name(),
+            self.context()
+        )
+    }
+
     /// Runs once. Prefill is cold in every repetition; the context of a decode test is computed before the clock starts.
     pub fn run(&self, engine: &mut Engine, repetition: u64) -> Result<Sample> {
         self.run_watched(engine, repetition, &mut |_| ())
