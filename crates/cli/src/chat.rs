@@ -56,6 +56,8 @@ pub fn chat(flags: &Chat) -> Result<()> {
         max_tokens: flags.max_tokens,
         stop: flags.stop.clone(),
         choice: 0,
+        is_full: false,
+        knows_full: false,
     };
     while let Some(line) = input.line()? {
         let line = line.trim();
@@ -166,6 +168,10 @@ struct Talk {
     stop: Vec<String>,
     /// Answers to the last message so far, so that the next one draws other random numbers.
     choice: u32,
+    /// Whether the last answer took all that was left of the context.
+    is_full: bool,
+    /// Whether it has been said what to do about a message that does not fit, since one last did.
+    knows_full: bool,
 }
 
 impl Talk {
@@ -210,7 +216,10 @@ impl Talk {
         if reply.is_ok() || mid_line {
             writeln!(out)?;
         }
-        let reply = reply.map_err(in_a_chat)?;
+        let reply = reply.map_err(|error| self.in_a_chat(error))?;
+        let context = self.session.handle.engine().runner().kv().context;
+        self.is_full = reply.prompt_ids.len() + reply.generated_ids.len() >= context;
+        self.knows_full = false;
         let paint = Paint::stderr();
         match reply.finish_reason {
             FinishReason::Cancelled => {
@@ -220,9 +229,7 @@ impl Talk {
                 }
             }
             FinishReason::Length => {
-                let context = self.session.handle.engine().runner().kv().context;
-                let is_full = reply.prompt_ids.len() + reply.generated_ids.len() >= context;
-                term::say(&paint.dim(&match is_full {
+                term::say(&paint.dim(&match self.is_full {
                     true => format!(
                         "(cut: the context of {context} tokens is full; /clear forgets the conversation)"
                     ),
@@ -233,6 +240,22 @@ impl Talk {
         }
         self.messages.push(json!({ "role": "assistant", "content": reply.text }));
         Ok(())
+    }
+
+    /// A context that is full, in the words of a chat: what to do about it is said once.
+    fn in_a_chat(&mut self, error: ingle_engine::handle::Error) -> Error {
+        use ingle_engine::{Error::Context, handle::Error::Engine};
+        let Engine(Context { prompt, context }) = error else { return error.into() };
+        let advice = match (std::mem::replace(&mut self.knows_full, true), self.is_full) {
+            (true, _) => "",
+            (false, false) => {
+                ": send a shorter one, /clear forgets the conversation, and -c makes the context longer"
+            }
+            (false, true) => ": /clear forgets the conversation, and -c makes the context longer",
+        };
+        Error::Refused(format!(
+            "with this message the conversation has {prompt} tokens, but the context is {context}{advice}"
+        ))
     }
 
     fn command(&mut self, command: &str, argument: &str) -> Result<()> {
@@ -248,6 +271,7 @@ impl Talk {
             "/clear" => {
                 takes_none("/clear")?;
                 self.messages.clear();
+                self.is_full = false;
             }
             "/regen" => {
                 takes_none("/regen")?;
@@ -295,7 +319,7 @@ impl Talk {
         }
         self.system = whole["system"].as_str().map(String::from);
         self.messages = messages.clone();
-        self.choice = 0;
+        (self.choice, self.is_full) = (0, false);
         Ok(())
     }
 
@@ -345,18 +369,6 @@ impl Talk {
             .map_err(|e| Error::Refused(e.to_string()))?;
         self.sampling = settings;
         Ok(())
-    }
-}
-
-/// A context that is full, in the words of a chat.
-fn in_a_chat(error: ingle_engine::handle::Error) -> Error {
-    use ingle_engine::{Error::Context, handle::Error::Engine};
-    match error {
-        Engine(Context { prompt, context }) => Error::Refused(format!(
-            "the conversation has {prompt} tokens, but the context is {context}: /clear forgets it, and -c makes the \
-             context longer"
-        )),
-        error => error.into(),
     }
 }
 

@@ -127,10 +127,18 @@ fn settings_change_the_answer_and_are_checked() {
 fn a_message_that_does_not_fit_is_taken_back() {
     let home = TempDir::new().unwrap();
     let file = home.path().join("talk.json");
-    let long = "word ".repeat(300);
-    let output = chat(home.path(), &["-n", "4"], &[&long, "Hi", &format!("/save {}", file.display())]);
+    let (long, save) = ("word ".repeat(300), format!("/save {}", file.display()));
+    let output = chat(home.path(), &["-n", "4"], &[&long, &long, "Hi", &long, &save]);
     let said = text(&output.stderr);
-    assert!(said.contains("tokens, but the context is 256: /clear forgets it"), "{said}");
+    let full: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(full.len(), 3, "{said}");
+    // What to do is said once, and again after there was room.
+    for (line, is_told) in full.iter().zip([true, false, true]) {
+        assert!(line.starts_with("error: with this message the conversation has "), "{said}");
+        let advice = ": send a shorter one, /clear forgets the conversation, and -c makes the context longer";
+        assert_eq!(line.ends_with(&format!(" tokens, but the context is 256{advice}")), is_told, "{said}");
+        assert_eq!(line.ends_with(" tokens, but the context is 256"), !is_told, "{said}");
+    }
     let talk = messages(&file);
     assert_eq!((talk.len(), talk[0].1.as_str()), (2, "Hi"));
 }
@@ -173,12 +181,15 @@ fn the_end_of_the_input_leaves() {
 fn a_full_context_is_said_to_be_the_reason() {
     let home = TempDir::new().unwrap();
     let endless = "/set logit_bias [[2, -100], [4, -100]]";
-    let output = chat(home.path(), &["-n", "1000", "--greedy"], &[endless, "Hi", "And now?"]);
+    let lines = [endless, "Hi", "And now?", "And now?", "/clear", "/set max_tokens 3", "Hi"];
+    let output = chat(home.path(), &["-n", "1000", "--greedy"], &lines);
     let said = text(&output.stderr);
     let lines: Vec<&str> = said.lines().collect();
-    assert_eq!(lines.len(), 2, "{said}");
+    assert_eq!(lines.len(), 4, "{said}");
     assert_eq!(lines[0], "(cut: the context of 256 tokens is full; /clear forgets the conversation)");
-    assert!(lines[1].contains("but the context is 256: /clear forgets it"), "{said}");
+    assert!(lines[1].contains("but the context is 256: /clear forgets the conversation, and -c"), "{said}");
+    assert!(lines[2].ends_with("but the context is 256"), "{said}");
+    assert_eq!(lines[3], "(cut after 3 tokens: /set max_tokens N)");
     let output = chat(home.path(), &["-n", "3", "--greedy"], &[endless, "Hi"]);
     assert_eq!(text(&output.stderr), "(cut after 3 tokens: /set max_tokens N)\n");
 }
