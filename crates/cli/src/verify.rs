@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::files;
 use crate::flags::Verify;
 use crate::session;
-use crate::term::Paint;
+use crate::term::{self, Paint};
 
 /// Largest reference file, and largest file of tensors beside it: both are read whole.
 const REFERENCE_BYTES_MAX: u64 = 256 << 20;
@@ -34,7 +34,15 @@ pub fn verify(flags: &Verify) -> Result<()> {
     if tensors.exists() {
         files::require(&tensors, REFERENCE_BYTES_MAX)?;
     }
-    let report = verify::against(&checkpoint, &flags.against, &mut || session::cpu(&flags.device))?;
+    let counter = term::counter("comparing tokens", 0);
+    let mut watch = |done, total| {
+        counter.set_length(total);
+        counter.set_position(done);
+    };
+    let report =
+        verify::against(&checkpoint, &flags.against, &mut || session::cpu(&flags.device), &mut watch);
+    counter.finish_and_clear();
+    let report = report?;
     if flags.json {
         writeln!(stdout(), "{}", json(&report))?;
     } else {

@@ -373,7 +373,9 @@ fn inspect_shows_what_it_can_of_an_unknown_family() {
 #[test]
 fn verify_passes_and_fails() {
     let (model, reference) = (model(), fixture("gguf/llama-s1/reference-legacy.json").display().to_string());
-    let text = stdout(&output(&["verify", "-m", &model, "--against", &reference]));
+    let passed = output(&["verify", "-m", &model, "--against", &reference]);
+    assert!(passed.stderr.is_empty(), "how far it is, where nobody watches: {passed:?}");
+    let text = stdout(&passed);
     assert!(text.contains("ok") && !text.contains("FAIL") && text.contains("does not apply"), "{text}");
     let report = json(&["verify", "-m", &model, "--against", &reference, "--json"]);
     assert_eq!(report["ok"], true);

@@ -247,9 +247,32 @@ impl Tensors {
     }
 }
 
+/// What has been found, and how far the work is.
+struct Course<'a> {
+    report: Report,
+    /// Tokens compared, of all arms.
+    done: u64,
+    total: u64,
+    watch: &'a mut dyn FnMut(u64, u64),
+}
+
+impl Course<'_> {
+    /// `total` tokens are to be compared.
+    fn begin(&mut self, total: usize) {
+        self.total = total as u64;
+        (self.watch)(0, self.total);
+    }
+
+    /// One more is.
+    fn advance(&mut self) {
+        self.done += 1;
+        (self.watch)(self.done, self.total);
+    }
+}
+
 /// Makes every comparison that applies to this model and reference file.
 ///
-/// `device` makes an empty backend for each arm.
+/// `device` makes an empty backend for each arm. `watch` is told how many tokens have been compared, and of how many.
 ///
 /// # Errors
 /// A file that cannot be read or understood; a device failure.
@@ -257,6 +280,7 @@ pub fn against(
     checkpoint: &Arc<Checkpoint>,
     path: &Path,
     device: &mut dyn FnMut() -> ingle_graph::Result<Box<dyn Backend>>,
+    watch: &mut dyn FnMut(u64, u64),
 ) -> Result<Report> {
     let text = std::fs::read_to_string(path).map_err(|e| bad(path, e.to_string()))?;
     let json: Value = serde_json::from_str(&text).map_err(|e| bad(path, e.to_string()))?;
@@ -264,7 +288,7 @@ pub fn against(
     let quantized = model.graph.weights.iter().any(|w| w.dtype.is_quantized());
     let items = json.get("items").and_then(Value::as_array);
     let prompts = json.get("prompts").and_then(Value::as_array);
-    let mut report = Report::default();
+    let mut course = Course { report: Report::default(), done: 0, total: 0, watch };
     let exact = PlanOptions {
         numerics: Numerics::Exact,
         activations: Activations::F32,
@@ -287,12 +311,13 @@ pub fn against(
             let context = prompts.iter().map(|p| p.input.len() + p.greedy.len()).max().unwrap_or(0) + 1;
             let fits = Limits { rms: 3e-5, max: 3e-4, misses: 0, margin: 0.0, overlap: None };
             let taps = PlanOptions { taps: true, ..exact.clone() };
-            tiny(&mut report, 'a', fits, &mut runner(taps, context)?, prompts, &tensors, path)?;
+            course.begin(3 * prompts.iter().map(|p| p.greedy.len()).sum::<usize>());
+            tiny(&mut course, 'a', fits, &mut runner(taps, context)?, prompts, &tensors, path)?;
             let half = PlanOptions { kv: KvType::F16, ..exact };
             let limits = Limits { rms: 0.01, max: 0.1, ..fits };
-            tiny(&mut report, 'b', limits, &mut runner(half, context)?, prompts, &tensors, path)?;
+            tiny(&mut course, 'b', limits, &mut runner(half, context)?, prompts, &tensors, path)?;
             let (arm, other, limits) = if quantized {
-                report.skipped.push(('c', "the file has quantized weights"));
+                course.report.skipped.push(('c', "the file has quantized weights"));
                 (
                     'd',
                     None,
@@ -303,7 +328,7 @@ pub fn against(
                 ('c', Some(('d', "the file has no quantized weights")), limits)
             };
             tiny(
-                &mut report,
+                &mut course,
                 arm,
                 limits,
                 &mut runner(PlanOptions::default(), context)?,
@@ -311,31 +336,31 @@ pub fn against(
                 &tensors,
                 path,
             )?;
-            report.skipped.extend(other);
+            course.report.skipped.extend(other);
         }
         (None, Some(items)) => {
-            let longest = items.iter().map(|i| {
-                let len = |k: &str| i.get(k).and_then(Value::as_array).map_or(0, Vec::len);
-                len("prompt_ids") + len("generated_ids")
-            });
+            let len = |item: &Value, key: &str| item.get(key).and_then(Value::as_array).map_or(0, Vec::len);
+            let longest = items.iter().map(|item| len(item, "prompt_ids") + len(item, "generated_ids"));
             let context = longest.max().unwrap_or(0) + 1;
+            let generated: usize = items.iter().map(|item| len(item, "generated_ids")).sum();
             if items.is_empty() {
                 return Err(bad(path, "\"items\" is empty: there is nothing to compare"));
             }
             let limits = RealLimits { top: Some(0.02), dlogprob: None, margin: 0.05 };
-            real(&mut report, 'a', limits, &mut runner(exact, context)?, items, path)?;
+            course.begin(2 * generated);
+            real(&mut course, 'a', limits, &mut runner(exact, context)?, items, path)?;
             let limits = RealLimits { top: None, dlogprob: Some(0.2), margin: 0.5 };
             let arm = if quantized { 'd' } else { 'c' };
-            real(&mut report, arm, limits, &mut runner(PlanOptions::default(), context)?, items, path)?;
+            real(&mut course, arm, limits, &mut runner(PlanOptions::default(), context)?, items, path)?;
         }
         (None, None) => return Err(bad(path, "has neither \"prompts\" nor \"items\"")),
     }
-    Ok(report)
+    Ok(course.report)
 }
 
 /// A reference of the tiny models: logits of three prompts and 24 greedy tokens of each.
 fn tiny(
-    report: &mut Report,
+    course: &mut Course<'_>,
     arm: char,
     limits: Limits,
     runner: &mut Runner,
@@ -386,11 +411,12 @@ fn tiny(
         let mut row = ours[(n - 1) * vocabulary..].to_vec();
         for (step, (&want, &margin)) in greedy.iter().zip(margins).enumerate() {
             tokens += 1;
+            course.advance();
             let ours = argmax(&row);
             if ours != want {
                 misses += 1;
                 unexcused += usize::from(margin > limits.margin);
-                report.misses.push(Miss { arm, at: (p, step), ours, reference: vec![want], margin });
+                course.report.misses.push(Miss { arm, at: (p, step), ours, reference: vec![want], margin });
             }
             if step + 1 < greedy.len() {
                 feed.run(n + step, n + step + 1)?;
@@ -398,6 +424,7 @@ fn tiny(
             }
         }
     }
+    let report = &mut course.report;
     let mut check = |what: String, value: f64, limit: f64, at_least: bool| {
         report.checks.push(Check { arm, what, value, limit, at_least });
     };
@@ -450,7 +477,7 @@ struct RealLimits {
 
 /// A reference of a real model: five likeliest tokens at every step of a few greedy replies.
 fn real(
-    report: &mut Report,
+    course: &mut Course<'_>,
     arm: char,
     limits: RealLimits,
     runner: &mut Runner,
@@ -506,17 +533,18 @@ fn real(
                 dlogprob.1 += 1;
             }
             tokens += 1;
+            course.advance();
             let ours = argmax(row);
             if ours != want {
                 let margin = reference.first().zip(reference.get(1)).map_or(0.0, |(a, b)| a.1 - b.1);
                 unexcused += u32::from(margin > limits.margin);
                 let reference = reference.iter().take(2).map(|t| t.0).collect();
-                report.misses.push(Miss { arm, at: (i, s), ours, reference, margin });
+                course.report.misses.push(Miss { arm, at: (i, s), ours, reference, margin });
             }
         }
     }
     let mut check = |what: String, value: f64, limit: f64| {
-        report.checks.push(Check { arm, what, value, limit, at_least: false });
+        course.report.checks.push(Check { arm, what, value, limit, at_least: false });
     };
     if let Some(limit) = limits.top {
         check(format!("largest difference of {} top-5 logits", top.count), top.max, limit);

@@ -8,8 +8,14 @@ use super::{checkpoint, fixture};
 use crate::cpu;
 
 fn report(model: &str, reference: &str) -> Report {
-    against(&checkpoint(model), &fixture(reference), &mut || Ok(cpu(2, None)))
-        .unwrap_or_else(|e| panic!("{model}: {e}"))
+    let mut heard = Vec::new();
+    let mut watch = |done, total| heard.push((done, total));
+    let report = against(&checkpoint(model), &fixture(reference), &mut || Ok(cpu(2, None)), &mut watch)
+        .unwrap_or_else(|e| panic!("{model}: {e}"));
+    // Told of each token, up to the last.
+    let total = heard[0].1;
+    assert!(total > 0 && heard.iter().copied().eq((0..=total).map(|done| (done, total))), "{heard:?}");
+    report
 }
 
 fn check(model: &str, reference: &str) {
@@ -113,7 +119,8 @@ fn references_that_do_not_fit_are_refused() {
         fault(&mut reference);
         let path = folder.path().join("reference.json");
         std::fs::write(&path, reference.to_string()).expect("room");
-        let error = against(&model, &path, &mut || Ok(cpu(1, None))).expect_err(what).to_string();
+        let error =
+            against(&model, &path, &mut || Ok(cpu(1, None)), &mut |_, _| ()).expect_err(what).to_string();
         assert!(error.contains(what) && error.contains("reference.json"), "{what}: {error}");
     }
     let mut long = whole;
@@ -121,6 +128,7 @@ fn references_that_do_not_fit_are_refused() {
     long["prompts"][0]["top5_ids"] = json!(vec![vec![5]; 400]);
     let path = folder.path().join("reference.json");
     std::fs::write(&path, long.to_string()).expect("room");
-    let report = against(&model, &path, &mut || Ok(cpu(1, None))).expect("any length is compared");
+    let report =
+        against(&model, &path, &mut || Ok(cpu(1, None)), &mut |_, _| ()).expect("any length is compared");
     assert!(!report.passed());
 }
