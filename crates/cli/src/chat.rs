@@ -220,6 +220,7 @@ impl Talk {
         let context = self.session.handle.engine().runner().kv().context;
         self.is_full = reply.prompt_ids.len() + reply.generated_ids.len() >= context;
         self.knows_full = false;
+        self.session.warn_of_nan(&reply);
         let paint = Paint::stderr();
         match reply.finish_reason {
             FinishReason::Cancelled => {

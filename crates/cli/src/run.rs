@@ -60,6 +60,7 @@ pub fn run(flags: &Run) -> Result<()> {
     } else if !reply.text.ends_with('\n') {
         writeln!(out)?;
     }
+    session.warn_of_nan(&reply);
     if flags.stats {
         stats(&mut session, &reply);
     }

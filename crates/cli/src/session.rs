@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Instant;
 
 use ingle_cpu::{Cpu, CpuOptions};
-use ingle_engine::handle::{Handle, Language};
+use ingle_engine::handle::{Handle, Language, Reply};
 use ingle_engine::runner::{Runner, kv_bytes, kv_plan};
 use ingle_engine::step::{Engine, EngineOptions};
 use ingle_graph::{Backend, Bucket, Numerics, PlanOptions};
@@ -103,6 +103,19 @@ pub struct Session {
     pub arithmetics: String,
     /// From the open of a file that is there to the first step that could run.
     pub load_ms: f64,
+}
+
+impl Session {
+    /// Warns of a reply whose tokens were chosen although some logits were NaN: a line on standard error.
+    pub fn warn_of_nan(&mut self, reply: &Reply) {
+        let Some((position, nan)) = reply.nan else { return };
+        let logits = self.handle.engine().runner().model().config.vocabulary;
+        term::say(&format!(
+            "warning: {nan} of {logits} logits were NaN at position {position}, and tokens were chosen among the others: \
+             `ingle check {}` finds weights that are not finite",
+            self.path.display()
+        ));
+    }
 }
 
 /// Opens a model for one conversation: the device packs weights while another thread builds the tokenizer.

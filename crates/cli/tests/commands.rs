@@ -664,3 +664,40 @@ fn a_bench_of_logits_that_are_not_numbers_fails() {
         assert!(said.contains("no token can be chosen") && said.contains("ingle check"), "{said}");
     }
 }
+
+/// Some logits that are not numbers change no token, and are told once.
+#[test]
+fn some_logits_that_are_not_numbers_are_a_warning() {
+    let folder = TempDir::new().unwrap();
+    let sound = fixture("gguf/llama-s1/model-f16.gguf").display().to_string();
+    let rest = ["--greedy", "-n", "8", "--json", "Hello"];
+    let reply = json(&[&["run", "-m", &sound], &rest[..]].concat());
+    let chosen = reply["generated_ids"].as_array().unwrap();
+
+    // Rows of the output matrix that are not among the tokens.
+    let mut bytes = std::fs::read(&sound).unwrap();
+    let checkpoint = ingle_tensor::Checkpoint::open(Path::new(&sound)).unwrap();
+    let output = checkpoint.require("output.weight").unwrap();
+    let row_bytes = output.cols() * 2;
+    let rows = (0..output.rows()).filter(|row| !chosen.contains(&Value::from(*row))).take(3);
+    for row in rows {
+        let at = output.offset as usize + row * row_bytes;
+        bytes[at..at + 2].copy_from_slice(&0x7e00_u16.to_le_bytes());
+    }
+    let path = folder.path().join("nan.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    let path = path.display().to_string();
+
+    let damaged = self::output(&[&["run", "-m", &path], &rest[..]].concat());
+    let again: Value = serde_json::from_str(&stdout(&damaged)).unwrap();
+    assert_eq!((&again["generated_ids"], &again["text"]), (&reply["generated_ids"], &reply["text"]));
+    let position = reply["prompt_ids"].as_array().unwrap().len();
+    let said = String::from_utf8(damaged.stderr).unwrap();
+    let want = format!(
+        "warning: 3 of 512 logits were NaN at position {position}, and tokens were chosen among the others: \
+         `ingle check {path}` finds weights that are not finite\n"
+    );
+    assert_eq!(said, want);
+    let sound = self::output(&[&["run", "-m", &sound], &rest[..]].concat());
+    assert!(sound.stderr.is_empty(), "{sound:?}");
+}

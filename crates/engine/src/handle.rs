@@ -132,6 +132,8 @@ pub struct Reply {
     pub seed: Option<u64>,
     /// Tokens of the prompt that were found in the prefix cache. Exact for a request that ran alone.
     pub cached_tokens: usize,
+    /// The first token that was chosen although some logits were NaN: its position and how many they were.
+    pub nan: Option<(usize, usize)>,
     /// Times.
     pub timings: Timings,
 }
@@ -169,6 +171,8 @@ struct Open {
     seed: Option<u64>,
     /// The engine's count of cached tokens when the request was submitted, and what it grew by until the first token.
     cached: (u64, usize),
+    /// As in [`Reply`].
+    nan: Option<(usize, usize)>,
     submitted: Instant,
     first: Option<Instant>,
     last: Option<Instant>,
@@ -233,6 +237,7 @@ impl Handle {
             stop: StopMatcher::new(request.stop),
             seed: (!sampling.is_greedy()).then(|| sampling.seed()),
             cached: (self.engine.stats().cached, 0),
+            nan: None,
             submitted: Instant::now(),
             first: None,
             last: None,
@@ -331,6 +336,9 @@ impl Handle {
             open.cached.1 = ((cached - open.cached.0) as usize).min(open.prompt.len());
         }
         open.last = Some(now);
+        if token.nan > 0 {
+            open.nan.get_or_insert((open.prompt.len() + open.generated.len(), token.nan));
+        }
         open.generated.push(token.id);
         let is_end = open.end_tokens.contains(&token.id);
         if let Some(steps) = &mut open.steps {
@@ -386,6 +394,7 @@ impl Open {
             steps: self.steps.unwrap_or_default(),
             seed: self.seed,
             cached_tokens: self.cached.1,
+            nan: self.nan,
             timings: Timings {
                 prefill: self.first.map_or(Duration::ZERO, |first| first - self.submitted),
                 decode: self.first.zip(self.last).map_or(Duration::ZERO, |(first, last)| last - first),

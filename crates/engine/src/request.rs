@@ -74,6 +74,8 @@ pub struct TokenEvent {
     pub logprob: Option<f32>,
     /// The likeliest tokens and their log probabilities, if asked for.
     pub top: Vec<(u32, f32)>,
+    /// How many of the logits it was chosen from were NaN. They are never chosen; a sound model has none.
+    pub nan: usize,
 }
 
 /// What happened to a request in a step.

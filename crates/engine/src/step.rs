@@ -9,7 +9,7 @@ use crate::batch::{self, Part};
 use crate::kv::{Held, Kv, PrefixKey};
 use crate::request::{Event, FinishReason, Request, RequestId, TokenEvent};
 use crate::runner::Runner;
-use crate::sampler::Sampler;
+use crate::sampler::{Sample, Sampler};
 use crate::scheduler::{self, Counts, Limits};
 use crate::{Error, Result};
 
@@ -292,10 +292,8 @@ impl Engine {
                 }
             };
             s.tokens.push(sample.id);
-            events.push(Event::Token(
-                s.id,
-                TokenEvent { id: sample.id, logprob: sample.logprob, top: sample.top },
-            ));
+            let Sample { id, logprob, top, nan } = sample;
+            events.push(Event::Token(s.id, TokenEvent { id, logprob, top, nan }));
             if s.request.end_tokens.contains(&sample.id) {
                 events.push(Event::Finished(s.id, FinishReason::Stop));
             } else if s.generated() >= s.request.max_tokens || s.tokens.len() >= context {

@@ -41,24 +41,21 @@ impl Scale {
     }
 }
 
-/// The likeliest token, or `None` if all are NaN or negative infinity.
-pub(super) fn greedy(logits: &[f32]) -> Option<u32> {
-    let largest = rank::max(logits);
-    if largest == f32::NEG_INFINITY {
-        return None;
-    }
-    logits.iter().position(|&logit| logit == largest).map(|at| at as u32)
-}
-
 /// A token by the fixed order: temperature, min-p, top-k, typical, top-p, XTC, draw; with Mirostat: temperature,
-/// Mirostat's cut, draw. `None` if all logits are NaN or negative infinity. `surprise_limit` is Mirostat's state.
-pub(super) fn choose(logits: &[f32], params: &Params, draw: Draw, surprise_limit: &mut f32) -> Option<u32> {
-    if params.is_greedy() {
-        return greedy(logits);
-    }
-    let largest = rank::max(logits);
+/// Mirostat's cut, draw. `None` if all logits are NaN or negative infinity. `largest` is the largest of them, and
+/// `surprise_limit` Mirostat's state.
+pub(super) fn choose(
+    logits: &[f32],
+    largest: f32,
+    params: &Params,
+    draw: Draw,
+    surprise_limit: &mut f32,
+) -> Option<u32> {
     if largest == f32::NEG_INFINITY {
         return None;
+    }
+    if params.is_greedy() {
+        return logits.iter().position(|&logit| logit == largest).map(|at| at as u32);
     }
     let scale = Scale { largest, temperature: params.temperature };
     if let Some(mirostat) = params.mirostat {

@@ -18,7 +18,7 @@ pub(super) struct LogSoftmax<'l> {
 impl<'l> LogSoftmax<'l> {
     /// The sum has 256 accumulators (index mod 256) and a tree 128, 64, ..., 1: NUMERICS.md section 3.
     pub(super) fn new(logits: &'l [f32]) -> LogSoftmax<'l> {
-        let largest = rank::max(logits);
+        let (largest, _) = rank::max(logits);
         let mut sums = [0.0_f32; 256];
         for chunk in logits.chunks(256) {
             for (sum, &logit) in sums.iter_mut().zip(chunk) {

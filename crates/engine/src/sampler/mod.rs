@@ -21,6 +21,8 @@ mod penalties;
 mod philox;
 mod rank;
 
+use std::borrow::Cow;
+
 use thiserror::Error;
 
 pub use logprobs::LOGPROB_FLOOR;
@@ -52,6 +54,8 @@ pub struct Sample {
     pub logprob: Option<f32>,
     /// The likeliest tokens and their log-probabilities, likeliest first, if asked for.
     pub top: Vec<(u32, f32)>,
+    /// How many of the raw logits were NaN.
+    pub nan: usize,
 }
 
 /// Chooses the tokens of one sequence.
@@ -84,26 +88,23 @@ impl Sampler {
         logprobs: Option<usize>,
     ) -> Result<Sample, SampleError> {
         let draw = Draw::new(self.params.seed, self.choice, tokens.len() as u64);
-        let limit = &mut self.surprise_limit;
-        let chosen = if penalties::is_needed(&self.params) {
-            let mut logits = logits.to_vec();
-            penalties::apply(&mut logits, &self.params, tokens, self.prompt);
-            choose::choose(&logits, &self.params, draw, limit)
-        } else {
-            choose::choose(logits, &self.params, draw, limit)
-        };
-        let id = chosen.ok_or_else(|| SampleError {
-            position: tokens.len(),
-            logits: logits.len(),
-            nan: logits.iter().filter(|logit| logit.is_nan()).count(),
-        })?;
-        Ok(match logprobs {
-            None => Sample { id, logprob: None, top: Vec::new() },
+        let mut row = Cow::Borrowed(logits);
+        if penalties::is_needed(&self.params) {
+            penalties::apply(row.to_mut(), &self.params, tokens, self.prompt);
+        }
+        // No penalty makes a number of what is NaN.
+        let (largest, has_nan) = rank::max(&row);
+        let nan = if has_nan { logits.iter().filter(|logit| logit.is_nan()).count() } else { 0 };
+        let id = choose::choose(&row, largest, &self.params, draw, &mut self.surprise_limit);
+        let id = id.ok_or(SampleError { position: tokens.len(), logits: logits.len(), nan })?;
+        let (logprob, top) = match logprobs {
+            None => (None, Vec::new()),
             Some(count) => {
                 let softmax = LogSoftmax::new(logits);
-                Sample { id, logprob: Some(softmax.of(id)), top: softmax.top(count.min(MAX_LOGPROBS)) }
+                (Some(softmax.of(id)), softmax.top(count.min(MAX_LOGPROBS)))
             }
-        })
+        };
+        Ok(Sample { id, logprob, top, nan })
     }
 }
 

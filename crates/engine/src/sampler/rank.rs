@@ -24,17 +24,20 @@ pub(super) fn value(key: u64) -> f32 {
     f32::from_bits(if ascending >> 31 == 1 { ascending ^ 1 << 31 } else { !ascending })
 }
 
-/// The largest value, NaN left out; negative infinity if there is no other.
-pub(super) fn max(values: &[f32]) -> f32 {
+/// The largest value, NaN left out, or negative infinity if there is no other; and whether any is NaN.
+pub(super) fn max(values: &[f32]) -> (f32, bool) {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let any_nan = |values: &[f32]| values.iter().fold(false, |any, value| any | value.is_nan());
     let mut lanes = [f32::NEG_INFINITY; 32];
     let (chunks, rest) = values.as_chunks::<32>();
+    let mut has_nan = any_nan(rest);
     for chunk in chunks {
         for (lane, &value) in lanes.iter_mut().zip(chunk) {
             *lane = larger(*lane, value);
         }
+        has_nan |= any_nan(chunk);
     }
-    lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, larger)
+    (lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, larger), has_nan)
 }
 
 /// Keys that are put in order only as far as they are looked at. What is seen equals a full sort.
@@ -134,13 +137,21 @@ mod tests {
     }
 
     #[test]
-    fn max_leaves_nan_out() {
+    fn max_leaves_nan_out_and_sees_it() {
         let mut values = vec![f32::NAN; 100];
-        assert_eq!(max(&values), f32::NEG_INFINITY);
+        assert_eq!(max(&values), (f32::NEG_INFINITY, true));
         values[70] = -3.0;
-        assert_eq!(max(&values), -3.0);
+        assert_eq!(max(&values), (-3.0, true));
         values[99] = 2.0;
-        assert_eq!(max(&values), 2.0);
-        assert_eq!(max(&[]), f32::NEG_INFINITY);
+        assert_eq!(max(&values), (2.0, true));
+        assert_eq!(max(&[]), (f32::NEG_INFINITY, false));
+        // One of them, anywhere.
+        for at in 0..100 {
+            let mut values = [f32::NEG_INFINITY; 100];
+            values[99 - at] = f32::INFINITY;
+            assert_eq!(max(&values), (f32::INFINITY, false));
+            values[at] = f32::NAN;
+            assert!(max(&values).1, "{at}");
+        }
     }
 }

@@ -134,6 +134,16 @@ fn nothing_to_choose_is_an_error_with_the_numbers() {
     }
 }
 
+/// NaN among the logits is counted as the model gave them, and changes no choice.
+#[test]
+fn nan_among_the_logits_is_counted() {
+    for settings in [json!({"temperature": 0.0}), json!({"seed": 3}), json!({"logit_bias": [[2, 1.0]]})] {
+        let sample = |logits: &[f32]| Sampler::new(params(settings.clone()), 0, 0).sample(logits, &[], None);
+        let (sound, damaged) = (sample(&[1.0, N, 2.0, N]).unwrap(), sample(&[1.0, NAN, 2.0, NAN]).unwrap());
+        assert_eq!((sound.id, sound.nan, damaged.nan), (damaged.id, 0, 2), "{settings}");
+    }
+}
+
 #[test]
 fn logprobs_are_those_of_the_raw_logits() {
     let logits = [1.0, NAN, 3.0, N, 3.0];
@@ -252,7 +262,7 @@ fn lazy_equals_plain() {
         let params = params(settings.clone());
         for position in 0..8 {
             let draw = Draw::new(case, 0, position);
-            let got = choose::choose(&logits, &params, draw, &mut 0.0);
+            let got = choose::choose(&logits, rank::max(&logits).0, &params, draw, &mut 0.0);
             assert_eq!(got, Some(plain(&logits, &params, draw)), "case {case}: {settings}, {size} logits");
             cuts.insert(got);
         }
