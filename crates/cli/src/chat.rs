@@ -318,7 +318,11 @@ impl Talk {
                 "message {at} is not of the form {{\"role\": \"user\" or \"assistant\", \"content\": text}}"
             )));
         }
-        self.system = whole["system"].as_str().map(String::from);
+        self.system = match &whole["system"] {
+            Value::Null => None,
+            Value::String(text) => Some(text.clone()),
+            other => return Err(bad(format!("\"system\": want a text or null, found {other}"))),
+        };
         self.messages = messages.clone();
         (self.choice, self.is_full) = (0, false);
         Ok(())

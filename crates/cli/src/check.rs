@@ -46,6 +46,11 @@ impl Findings {
         self.problems.push(Finding { place: place.into(), what: what.to_string(), advice });
     }
 
+    /// Whether this is among the problems.
+    fn has_problem(&self, what: &str) -> bool {
+        self.problems.iter().any(|problem| problem.what == what)
+    }
+
     /// A note on each of these tensors, or on the first few and then on how many `more` there are of the kind.
     fn note_tensors(&mut self, mut names: Vec<&str>, what: impl ToString, more: &str) {
         const TOLD: usize = 5;

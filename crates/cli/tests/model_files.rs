@@ -236,12 +236,14 @@ fn every_planted_fault_is_told() {
                 keys: |w| {
                     w.set("tokenizer.ggml.eos_token_id", &512u32).unwrap();
                     w.set("tokenizer.ggml.seperator_token_id", &100_000u32).unwrap();
+                    w.set("tokenizer.ggml.mask_token_id", "[MASK]").unwrap();
                 },
                 ..NONE
             },
             &[
                 "tokenizer: tokenizer.ggml.eos_token_id is 512, but the vocabulary has 512 tokens",
                 "tokenizer: tokenizer.ggml.seperator_token_id is 100000, but",
+                "tokenizer: metadata key \"tokenizer.ggml.mask_token_id\" is a string, wanted u32",
             ],
             &[],
         ),

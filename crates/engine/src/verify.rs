@@ -304,8 +304,10 @@ pub fn against(
             let tensors = Tensors::beside(path)?;
             let prompts = &tiny_prompts(prompts, &model, path)?;
             let family = model.config.family;
-            let arch = json.get("arch").and_then(Value::as_str);
-            if let Some(arch) = arch.filter(|a| !ingle_models::answers_to(family, a)) {
+            let arch = json.get("arch").filter(|arch| !arch.is_null()).map(|arch| {
+                arch.as_str().ok_or_else(|| bad(path, format!("want a text in \"arch\", found {arch}")))
+            });
+            if let Some(arch) = arch.transpose()?.filter(|a| !ingle_models::answers_to(family, a)) {
                 return Err(bad(path, format!("it is of {arch:?}, but the model is {family}")));
             }
             let context = prompts.iter().map(|p| p.input.len() + p.greedy.len()).max().unwrap_or(0) + 1;

@@ -1,13 +1,15 @@
 //! A model's settings, from GGUF metadata or from config.json (in today's keys or the older ones), in one shape.
 
+use std::ops::RangeInclusive;
+
 use ingle_graph::Activation;
 use ingle_graph::op::RopeStyle;
+use ingle_tensor::json::{FromJson, Object};
 use ingle_tensor::{Checkpoint, Source, gguf::Metadata};
-use serde_json::Value;
 
 use crate::names::{Names, Style};
-use crate::rope::{self, Scaling};
-use crate::{Error, Family, Result, Sliding};
+use crate::rope::{self, Scaling, base, positive, setting, within};
+use crate::{Error, Family, Result, Sliding, settings_of};
 
 /// Sliding window, in tokens, of every family that has one, where its file has no such key.
 const WINDOW: usize = 4096;
@@ -63,62 +65,58 @@ pub struct Config {
     pub norm_offset: f32,
 }
 
-/// Settings of one source, by their GGUF key (under the architecture's prefix) or config.json key.
+/// Settings of one source, by their GGUF key (under the architecture's prefix) or config.json key. A source that has no
+/// key for a setting is asked by the empty one, which nothing answers.
 enum Keys<'a> {
     Gguf(&'a Metadata, String),
-    Json(&'a Value),
+    Json(Object<'a>),
 }
 
-fn setting(key: impl Into<String>, what: impl Into<String>) -> Error {
-    Error::Setting { key: key.into(), what: what.into() }
-}
+/// Sizes of caps and of the number whose root divides scores: beyond, an answer says nothing.
+const SIZES: RangeInclusive<f64> = 1e-3..=1e9;
 
-/// A number that is positive in f32, where it takes part.
-fn positive(key: &str, value: f64) -> Result<f32> {
-    Ok(rope::positive(key, value)? as f32)
-}
-
-impl Keys<'_> {
-    fn f64_opt(&self, gguf: &str, json: &str) -> Result<Option<f64>> {
+impl<'a> Keys<'a> {
+    /// The value of a config.json key; none of a GGUF file's.
+    fn json<T: FromJson<'a>>(&self, json: &str) -> Result<Option<T>> {
         match self {
-            Keys::Gguf(m, prefix) => Ok(m.f32_opt(&format!("{prefix}.{gguf}"))?.map(f64::from)),
-            Keys::Json(v) => match v.get(json) {
-                None | Some(Value::Null) => Ok(None),
-                Some(v) => {
-                    v.as_f64().map(Some).ok_or_else(|| setting(json, format!("want a number, found {v}")))
-                }
-            },
+            Keys::Json(object) if !json.is_empty() => Ok(object.get(json)?),
+            _ => Ok(None),
+        }
+    }
+
+    /// The metadata and the key of a GGUF file; none of a config.json.
+    fn gguf(&self, gguf: &str) -> Option<(&'a Metadata, String)> {
+        match self {
+            Keys::Gguf(m, prefix) if !gguf.is_empty() => Some((*m, format!("{prefix}.{gguf}"))),
+            _ => None,
+        }
+    }
+
+    fn f64_opt(&self, gguf: &str, json: &str) -> Result<Option<f64>> {
+        match self.gguf(gguf) {
+            Some((m, key)) => Ok(m.f32_opt(&key)?.map(f64::from)),
+            None => self.json(json),
         }
     }
 
     fn usize_opt(&self, gguf: &str, json: &str) -> Result<Option<usize>> {
-        match self {
-            Keys::Gguf(m, prefix) => Ok(m.u32_opt(&format!("{prefix}.{gguf}"))?.map(|v| v as usize)),
-            Keys::Json(v) => match v.get(json) {
-                None | Some(Value::Null) => Ok(None),
-                Some(v) => match v.as_u64() {
-                    Some(n) if n <= u64::from(u32::MAX) => Ok(Some(n as usize)),
-                    _ => Err(setting(json, format!("want a count, found {v}"))),
-                },
-            },
-        }
+        let count = match self.gguf(gguf) {
+            Some((m, key)) => m.u32_opt(&key)?,
+            None => self.json(json)?,
+        };
+        Ok(count.map(|n: u32| n as usize))
     }
 
     /// A cap, or `default` where the source has no such key at all; null and 0 mean none.
     fn cap(&self, name: &str, default: Option<f64>) -> Result<Option<f32>> {
         let cap = if self.lacks(name, name) { default } else { self.f64_opt(name, name)? };
-        cap.filter(|&c| c != 0.0).map(|c| positive(&self.name(name, name), c)).transpose()
+        cap.filter(|&c| c != 0.0).map(|c| Ok(within(&self.name(name, name), c, SIZES)? as f32)).transpose()
     }
 
     fn flag(&self, gguf: &str, json: &str) -> Result<Option<bool>> {
-        match self {
-            Keys::Gguf(m, prefix) => Ok(m.bool_opt(&format!("{prefix}.{gguf}"))?),
-            Keys::Json(v) => match v.get(json) {
-                None | Some(Value::Null) => Ok(None),
-                Some(v) => {
-                    v.as_bool().map(Some).ok_or_else(|| setting(json, format!("want a bool, found {v}")))
-                }
-            },
+        match self.gguf(gguf) {
+            Some((m, key)) => Ok(m.bool_opt(&key)?),
+            None => self.json(json),
         }
     }
 
@@ -126,7 +124,7 @@ impl Keys<'_> {
     fn lacks(&self, gguf: &str, json: &str) -> bool {
         match self {
             Keys::Gguf(m, prefix) => !m.contains(&format!("{prefix}.{gguf}")),
-            Keys::Json(v) => v.get(json).is_none(),
+            Keys::Json(object) => !object.contains(json),
         }
     }
 
@@ -144,18 +142,57 @@ impl Keys<'_> {
             None => Err(setting(self.name(gguf, json), "is missing")),
         }
     }
+
+    /// Reads what the graph does not need, for its type alone: a file that is damaged there is damaged.
+    fn check_unused(&self) -> Result<()> {
+        if self.usize_opt("vocab_size", "vocab_size")? == Some(0) {
+            return Err(setting(self.name("vocab_size", "vocab_size"), "is 0"));
+        }
+        self.json::<Vec<&str>>("architectures")?;
+        // What the file holds decides whether there is an output matrix.
+        self.json::<bool>("tie_word_embeddings")?;
+        Ok(())
+    }
+
+    /// Refuses a file without the biases that its config.json says it has.
+    fn check_biases(&self, checkpoint: &Checkpoint, names: Names, layers: usize) -> Result<()> {
+        // Not all models with the first flag have a bias on the output too.
+        for (key, parts) in [
+            ("attention_bias", ["attn_q", "attn_k", "attn_v"]),
+            ("mlp_bias", ["ffn_gate", "ffn_up", "ffn_down"]),
+        ] {
+            if self.json::<bool>(key)? != Some(true) {
+                continue;
+            }
+            let names = (0..layers).flat_map(|l| parts.map(|part| names.layer(l, part, "bias")));
+            if let Some(name) = names.into_iter().find(|name| !checkpoint.has(name)) {
+                let what =
+                    format!("true, but there is no tensor {name}: fetch the weights again, or write false");
+                return Err(setting(key, what));
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Config {
     /// Reads the settings of a checkpoint of this family.
     ///
     /// # Errors
-    /// A missing or impossible setting, by its key.
+    /// A setting that is missing, impossible, or of another type than it must have, by its file and key.
     pub fn read(checkpoint: &Checkpoint, family: &Family) -> Result<Self> {
+        Self::of(checkpoint, family).map_err(|error| error.in_file(settings_of(checkpoint)))
+    }
+
+    /// As [`Config::read`], with errors that do not name the file.
+    pub(crate) fn of(checkpoint: &Checkpoint, family: &Family) -> Result<Self> {
         let (keys, style) = match checkpoint.source() {
             Source::Gguf(m) => (Keys::Gguf(m, m.str("general.architecture")?.to_string()), Style::Gguf),
-            Source::SafeTensors { config, .. } => (Keys::Json(config), Style::HuggingFace),
+            Source::SafeTensors { config, config_path, .. } => {
+                (Keys::Json(Object::of(config_path, config)?), Style::HuggingFace)
+            }
         };
+        keys.check_unused()?;
         let names = Names { style, sandwich: family.sandwich };
         let hidden = keys.usize("embedding_length", "hidden_size")?;
         let layers = keys.usize("block_count", "num_hidden_layers")?;
@@ -164,6 +201,7 @@ impl Config {
                 format!("{layers} layers, but the file has only {} tensors", checkpoint.tensors().len());
             return Err(setting(keys.name("block_count", "num_hidden_layers"), what));
         }
+        keys.check_biases(checkpoint, names, layers)?;
         if let Some(experts) = keys.usize_opt("expert_count", "num_experts")?.filter(|&n| n > 0) {
             let what = format!("{experts} experts: mixtures of experts are not supported yet");
             return Err(setting(keys.name("expert_count", "num_experts"), what));
@@ -186,8 +224,8 @@ impl Config {
         let eps_key = keys.name("attention.layer_norm_rms_epsilon", "rms_norm_eps");
         let eps = match keys.f64_opt("attention.layer_norm_rms_epsilon", "rms_norm_eps")? {
             None => return Err(setting(eps_key, "is missing")),
-            Some(eps) if eps < 1.0 => positive(&eps_key, eps)?,
-            Some(eps) => return Err(setting(eps_key, format!("{eps}: want a positive number below 1"))),
+            Some(eps) if eps < 1.0 => positive(&eps_key, eps)? as f32,
+            Some(eps) => return Err(setting(eps_key, format!("{eps:?}: want a positive number below 1"))),
         };
         let context = keys.usize("context_length", "max_position_embeddings")?;
         let embedding = checkpoint.require(&names.global("token_embd.weight"))?;
@@ -206,28 +244,20 @@ impl Config {
         }
         let (theta, theta_local, scaling) = match &keys {
             Keys::Gguf(m, prefix) => {
-                let theta = keys.f64_opt("rope.freq_base", "")?;
-                let local = keys.f64_opt("rope.freq_base_swa", "")?;
+                let theta = |key: &str| {
+                    let theta = keys.f64_opt(key, "")?;
+                    theta.map(|theta| base(&keys.name(key, ""), theta)).transpose()
+                };
+                let (theta, local) = (theta("rope.freq_base")?, theta("rope.freq_base_swa")?);
                 (theta, local, Scaling::from_gguf(m, prefix, checkpoint)?)
             }
             Keys::Json(config) => rope::of_json(config, family)?,
         };
-        let base = |theta: f64, gguf: &str| {
-            if theta > 1.0 && (theta as f32).is_finite() {
-                Ok(theta)
-            } else {
-                let what = format!("{theta}: want a rotary base above 1");
-                Err(setting(keys.name(gguf, "rope_theta"), what))
-            }
-        };
-        let theta = base(theta.unwrap_or(family.rope_theta), "rope.freq_base")?;
-        let theta_local = match family.rope_theta_local {
-            Some(default) => base(theta_local.unwrap_or(default), "rope.freq_base_swa")?,
-            None => theta,
-        };
-        if keys.flag("attention.causal", "is_causal")? == Some(false)
-            || keys.flag("", "use_bidirectional_attention")? == Some(true)
-        {
+        let theta = theta.unwrap_or(family.rope_theta);
+        let theta_local = family.rope_theta_local.map_or(theta, |local| theta_local.unwrap_or(local));
+        let (causal, both_ways) =
+            (keys.flag("attention.causal", "is_causal")?, keys.flag("", "use_bidirectional_attention")?);
+        if causal == Some(false) || both_ways == Some(true) {
             let key = keys.name("attention.causal", "use_bidirectional_attention");
             return Err(setting(key, "attention to later tokens (an embedding model) is not supported"));
         }
@@ -237,7 +267,7 @@ impl Config {
             Keys::Gguf(..) => head_dim as f64,
             Keys::Json(_) => keys.f64_opt("", "query_pre_attn_scalar")?.unwrap_or(head_dim as f64),
         };
-        positive("query_pre_attn_scalar", scalar)?;
+        within("query_pre_attn_scalar", scalar, SIZES)?;
         Ok(Self {
             family: family.name,
             vocabulary: embedding.shape.first().copied().unwrap_or(0),
@@ -271,57 +301,55 @@ impl Config {
 
 /// The gate's function. Gemma's first files say gelu and mean its tanh form.
 fn activation(keys: &Keys<'_>, family: &Family) -> Result<Activation> {
-    let Keys::Json(config) = keys else { return Ok(family.activation) };
-    let named = |key: &'static str| config.get(key).filter(|v| !v.is_null()).map(|v| (key, v));
-    match named("hidden_activation").or(named("hidden_act")) {
+    let named = |key: &'static str| Ok::<_, Error>(keys.json::<&str>(key)?.map(|name| (key, name)));
+    let (newer, older) = (named("hidden_activation")?, named("hidden_act")?);
+    match newer.or(older) {
         None => Ok(family.activation),
-        Some((key, v)) => match v.as_str() {
-            Some("silu" | "swish") => Ok(Activation::Silu),
-            Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
-            Some("gelu") if family.activation == Activation::GeluTanh => Ok(Activation::GeluTanh),
-            Some("gelu") => Ok(Activation::GeluErf),
-            _ => Err(setting(key, format!("{v}: known are silu, gelu, gelu_pytorch_tanh"))),
-        },
+        Some((_, "silu" | "swish")) => Ok(Activation::Silu),
+        Some((_, "gelu_pytorch_tanh" | "gelu_new")) => Ok(Activation::GeluTanh),
+        Some((_, "gelu")) if family.activation == Activation::GeluTanh => Ok(Activation::GeluTanh),
+        Some((_, "gelu")) => Ok(Activation::GeluErf),
+        Some((key, name)) => Err(setting(key, format!("{name:?}: known are silu, gelu, gelu_pytorch_tanh"))),
     }
 }
 
-/// The window, if any layer has one, and which layers slide: listed one by one, or as the family has it.
+/// The window, if any layer has one, and which layers slide: listed one by one, or as the family has it. All keys are
+/// read in every family, so that one of the wrong type is seen where it would not count.
 fn window(keys: &Keys<'_>, layers: usize, family: &Family) -> Result<(Option<usize>, Vec<bool>)> {
     let (gguf, json) = ("attention.sliding_window", "sliding_window");
     let window = match keys.usize_opt(gguf, json)?.filter(|&w| w > 0) {
         None if keys.lacks(gguf, json) && family.sliding != Sliding::Unless => Some(WINDOW),
         window => window,
     };
-    let json = matches!(keys, Keys::Json(_));
-    let listed = match keys {
-        Keys::Json(config) => config.get("layer_types").and_then(Value::as_array),
-        Keys::Gguf(..) => None,
-    };
+    let listed = keys.json::<Vec<&str>>("layer_types")?;
+    let uses = keys.flag("use_sliding_window", "use_sliding_window")?;
+    let from = keys.usize_opt("", "max_window_layers")?;
+    let pattern = ("attention.sliding_window_pattern", "sliding_window_pattern");
+    let every = keys.usize_opt(pattern.0, pattern.1)?;
+    if every == Some(0) {
+        return Err(setting(keys.name(pattern.0, pattern.1), "is 0"));
+    }
     let slides: Vec<bool> = match (family.sliding, listed) {
-        (Sliding::Unless, _) => vec![!json; layers],
+        (Sliding::Unless, _) => vec![matches!(keys, Keys::Gguf(..)); layers],
         (Sliding::All, _) => vec![true; layers],
-        (Sliding::From, _) if keys.flag("use_sliding_window", "use_sliding_window")? != Some(true) => {
-            vec![false; layers]
-        }
+        (Sliding::From, _) if uses != Some(true) => vec![false; layers],
         (_, Some(types)) => {
             if types.len() != layers {
                 return Err(setting("layer_types", format!("{} entries for {layers} layers", types.len())));
             }
-            let slides = types.iter().map(|t| match t.as_str() {
-                Some("sliding_attention") => Ok(true),
-                Some("full_attention") => Ok(false),
-                _ => Err(setting("layer_types", format!("{t}: known are full_attention, sliding_attention"))),
+            let slides = types.into_iter().map(|t| match t {
+                "sliding_attention" => Ok(true),
+                "full_attention" => Ok(false),
+                _ => {
+                    Err(setting("layer_types", format!("{t:?}: known are full_attention, sliding_attention")))
+                }
             });
             slides.collect::<Result<_>>()?
         }
-        (Sliding::From, None) => {
-            let from = keys.usize_opt("", "max_window_layers")?.unwrap_or(28);
-            (0..layers).map(|l| l >= from).collect()
-        }
-        (Sliding::AllBut(every), None) => {
-            let key = ("attention.sliding_window_pattern", "sliding_window_pattern");
-            let every = keys.usize_opt(key.0, key.1)?.unwrap_or(every);
-            (0..layers).map(|l| every != 0 && (l + 1) % every != 0).collect()
+        (Sliding::From, None) => (0..layers).map(|l| l >= from.unwrap_or(28)).collect(),
+        (Sliding::AllBut(default), None) => {
+            let every = every.unwrap_or(default);
+            (0..layers).map(|l| !(l + 1).is_multiple_of(every)).collect()
         }
     };
     Ok((window.filter(|_| slides.contains(&true)), slides))

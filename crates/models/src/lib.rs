@@ -16,8 +16,10 @@ pub mod qwen3;
 pub mod rope;
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 use ingle_graph::{Activation, Graph};
+use ingle_tensor::json::Object;
 use ingle_tensor::{Checkpoint, Source};
 
 pub use blocks::Blocks;
@@ -42,12 +44,31 @@ pub enum Error {
         /// What is wrong, with the value.
         what: String,
     },
+    /// Another error, with the file it was found in.
+    #[error("{}: {reason}", path.display())]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: Box<Error>,
+    },
     /// The checkpoint failed.
     #[error(transparent)]
     Tensor(#[from] ingle_tensor::Error),
     /// The graph failed.
     #[error(transparent)]
     Graph(#[from] ingle_graph::Error),
+}
+
+impl Error {
+    /// The same error with the file it was found in, where it is about one of its settings.
+    fn in_file(self, path: &Path) -> Self {
+        match self {
+            Self::Tensor(error) => Self::Tensor(error.in_file(path)),
+            Self::Setting { .. } => Self::InFile { path: path.into(), reason: Box::new(self) },
+            Self::InFile { .. } | Self::UnknownFamily { .. } | Self::Graph(_) => self,
+        }
+    }
 }
 
 /// Result of the models crate.
@@ -221,6 +242,10 @@ impl Model {
     /// A GGUF file that is no model, an unknown architecture, a missing setting, or the first tensor that is missing or
     /// of another shape.
     pub fn open(checkpoint: &Checkpoint) -> Result<Self> {
+        Self::declare(checkpoint).map_err(|error| error.in_file(settings_of(checkpoint)))
+    }
+
+    fn declare(checkpoint: &Checkpoint) -> Result<Self> {
         let (family, config) = Self::recognize(checkpoint)?;
         let mut blocks = Blocks::new(checkpoint, &config);
         (family.build)(&mut blocks);
@@ -232,9 +257,13 @@ impl Model {
     /// settings reads.
     ///
     /// # Errors
-    /// A file that is no model, an unknown architecture, a missing setting: nothing can be said of tensors then.
+    /// A file that is no model, an unknown architecture, a missing setting: nothing can be said of tensors then. Of a
+    /// folder's files it is said which, while a GGUF file is the one that was asked about.
     pub fn survey(checkpoint: &Checkpoint) -> Result<Survey> {
-        let (family, config) = Self::recognize(checkpoint)?;
+        let (family, config) = Self::recognize(checkpoint).map_err(|error| match checkpoint.source() {
+            Source::Gguf(_) => error,
+            Source::SafeTensors { config_path, .. } => error.in_file(config_path),
+        })?;
         let mut blocks = Blocks::new(checkpoint, &config);
         (family.build)(&mut blocks);
         let (graph, faults) = blocks.survey();
@@ -245,21 +274,30 @@ impl Model {
     /// The family and the settings of a checkpoint.
     fn recognize(checkpoint: &Checkpoint) -> Result<(&'static Family, Config)> {
         checkpoint.require_model()?;
+        let family = Self::family(checkpoint)?;
+        Ok((family, Config::of(checkpoint, family)?))
+    }
+
+    fn family(checkpoint: &Checkpoint) -> Result<&'static Family> {
         let (name, gguf) = match checkpoint.source() {
-            Source::Gguf(m) => (m.str("general.architecture")?.to_string(), true),
-            Source::SafeTensors { config, .. } => {
-                let name = config.get("model_type").and_then(|v| v.as_str()).ok_or_else(|| {
-                    Error::Setting { key: "model_type".into(), what: "config.json has no such string".into() }
-                })?;
-                (name.to_string(), false)
+            Source::Gguf(m) => (m.str("general.architecture")?, true),
+            Source::SafeTensors { config, config_path, .. } => {
+                (Object::of(config_path, config)?.require("model_type")?, false)
             }
         };
         let names = |f: &Family| if gguf { f.gguf } else { f.model_types };
-        let family = FAMILIES.iter().find(|f| names(f).contains(&name.as_str())).ok_or_else(|| {
+        FAMILIES.iter().find(|f| names(f).contains(&name)).ok_or_else(|| {
             let known: Vec<_> = FAMILIES.iter().map(|f| f.name).collect();
-            Error::UnknownFamily { name: name.clone(), known: known.join(", ") }
-        })?;
-        Ok((family, Config::read(checkpoint, family)?))
+            Error::UnknownFamily { name: name.to_string(), known: known.join(", ") }
+        })
+    }
+}
+
+/// The file that holds a checkpoint's settings.
+fn settings_of(checkpoint: &Checkpoint) -> &Path {
+    match checkpoint.source() {
+        Source::Gguf(_) => checkpoint.path(),
+        Source::SafeTensors { config_path, .. } => config_path,
     }
 }
 

@@ -2,9 +2,10 @@
 //! with the weights' training.
 
 use std::f64::consts::PI;
+use std::ops::RangeInclusive;
 
+use ingle_tensor::json::Object;
 use ingle_tensor::{Checkpoint, gguf::Metadata, quant};
-use serde_json::Value;
 
 use crate::{Error, Family, Result};
 
@@ -48,16 +49,8 @@ pub enum Scaling {
     Divisors(Vec<f32>),
 }
 
-fn setting(key: &str, what: impl Into<String>) -> Error {
+pub(crate) fn setting(key: impl Into<String>, what: impl Into<String>) -> Error {
     Error::Setting { key: key.into(), what: what.into() }
-}
-
-/// A number of config.json; null is none.
-fn number(v: &Value, key: &str) -> Result<Option<f64>> {
-    match v.get(key) {
-        None | Some(Value::Null) => Ok(None),
-        Some(v) => v.as_f64().map(Some).ok_or_else(|| setting(key, format!("want a number, found {v}"))),
-    }
 }
 
 /// YaRN's factor on cos and sin for contexts `factor` times as long.
@@ -67,37 +60,60 @@ fn yarn_scale(factor: f64, weight: f64) -> f64 {
 
 /// Bases of config.json (of all layers or the global ones, then of sliding ones) and scaling: `rope_parameters`, flat or
 /// with one entry per layer type, or the older `rope_theta`, `rope_local_base_freq` and `rope_scaling`. A base is `None`
-/// where the file names none.
+/// where the file names none. All of these keys are read, so that one of the wrong type is seen where another one counts.
 ///
 /// # Errors
-/// See [`Scaling::from_json`]; sliding layers whose settings differ in more than the family knows of.
-pub fn of_json(config: &Value, family: &Family) -> Result<(Option<f64>, Option<f64>, Scaling)> {
-    let object = |v: &'_ Value, key: &str| v.get(key).filter(|v| v.is_object()).cloned();
-    let parameters = object(config, "rope_parameters");
-    let by_type = |kind: &str| parameters.as_ref().and_then(|p| object(p, kind));
-    let (global, local) = (by_type("full_attention"), by_type("sliding_attention"));
+/// See [`Scaling::from_json`]; a base that is none; an entry for layers of an unknown type; sliding layers whose settings
+/// differ in more than the family knows of.
+pub fn of_json(config: &Object<'_>, family: &Family) -> Result<(Option<f64>, Option<f64>, Scaling)> {
+    const TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
+    let theta_at = |object: &Object<'_>, key: &str| {
+        let theta = object.get::<f64>(key)?;
+        theta.map(|theta| base(&object.name(key), theta)).transpose()
+    };
+    let parameters = config.object("rope_parameters")?;
+    let older = config.object("rope_scaling")?;
+    let (mut global, mut local) = (None, None);
+    if let Some(parameters) = &parameters {
+        (global, local) = (parameters.object(TYPES[0])?, parameters.object(TYPES[1])?);
+    }
     let nested = global.is_some() || local.is_some();
-    let null = Value::Null;
     let global = global.or(parameters.clone().filter(|_| !nested));
-    let local = local.as_ref().unwrap_or(&null);
-    let of_global = global.as_ref().unwrap_or(&null);
-    let theta = number(of_global, "rope_theta")?.or(number(config, "rope_theta")?);
-    let theta_local = number(local, "rope_theta")?.or(number(config, "rope_local_base_freq")?);
-    let context = number(config, "max_position_embeddings")?.unwrap_or(0.0);
-    let scaling = global.as_ref().or(config.get("rope_scaling")).unwrap_or(&null);
-    let scaling = Scaling::from_json(scaling, context)?;
-    let of_local = Scaling::from_json(local, context)?;
+    let of_object = |object: &Option<Object<'_>>| {
+        object.as_ref().map_or(Ok(None), |object| theta_at(object, "rope_theta"))
+    };
+    let (theta, theta_local) = (of_object(&global)?, of_object(&local)?);
+    let theta = theta_at(config, "rope_theta").map(|older| theta.or(older))?;
+    let theta_local = theta_at(config, "rope_local_base_freq").map(|older| theta_local.or(older))?;
+    let context = config.get::<f64>("max_position_embeddings")?.unwrap_or(0.0);
+    let scaling_of = |object: &Option<Object<'_>>| match object {
+        Some(object) => Scaling::from_json(object, context),
+        None => Ok(Scaling::None),
+    };
+    let (scaling, of_local) = (scaling_of(&global.or(older))?, scaling_of(&local)?);
+    if let Some(object) = &parameters
+        && let Some(other) = object.keys_of_objects().find(|key| !TYPES.contains(key))
+    {
+        let what = format!("an entry for layers of this type; known are {}", TYPES.join(", "));
+        return Err(setting(object.name(other), what));
+    }
     let differs = match family.rope_theta_local {
         Some(_) => of_local != Scaling::None,
-        None => local.is_object() && (theta_local != theta || of_local != scaling),
+        None => local.is_some() && (theta_local != theta || of_local != scaling),
     };
     if differs {
-        return Err(setting(
-            "sliding_attention",
-            format!("{local}: rope settings this family does not have"),
-        ));
+        return Err(setting("rope_parameters.sliding_attention", "rope settings this family does not have"));
     }
     Ok((theta, theta_local, scaling))
+}
+
+/// A rotary base.
+pub(crate) fn base(key: &str, theta: f64) -> Result<f64> {
+    if theta > 1.0 && (theta as f32).is_finite() {
+        Ok(theta)
+    } else {
+        Err(setting(key, format!("{theta:?}: want a rotary base above 1")))
+    }
 }
 
 /// A number that is positive, also in f32.
@@ -105,17 +121,45 @@ pub(crate) fn positive(key: &str, value: f64) -> Result<f64> {
     if value > 0.0 && (value as f32).is_normal() {
         Ok(value)
     } else {
-        Err(setting(key, format!("{value}: want a positive number")))
+        Err(setting(key, format!("{value:?}: want a positive number")))
     }
+}
+
+/// A number of a size that it can have.
+pub(crate) fn within(key: &str, value: f64, sizes: RangeInclusive<f64>) -> Result<f64> {
+    if sizes.contains(&value) {
+        Ok(value)
+    } else {
+        let what = format!("{value:?}: want a positive number from {:?} to {:?}", sizes.start(), sizes.end());
+        Err(setting(key, what))
+    }
+}
+
+/// YaRN's factor on cos and sin where a file names one.
+fn attention_factor(key: &str, factor: Option<f64>) -> Result<Option<f64>> {
+    factor.map(|factor| within(key, factor, 1e-3..=1e3)).transpose()
 }
 
 /// `fast`, above which YaRN keeps a frequency: no less than `slow`, under which it divides one.
 fn ramp(key: &str, fast: f64, slow: f64) -> Result<f64> {
     match fast >= slow {
         true => Ok(fast),
-        false => Err(setting(key, format!("{fast}: want no less than the slow one, {slow}"))),
+        false => Err(setting(key, format!("{fast:?}: want no less than the slow one, {slow:?}"))),
     }
 }
+
+/// Numbers of config.json's rope settings, read in every kind of scaling for their type.
+const NUMBERS: [&str; 9] = [
+    "factor",
+    "original_max_position_embeddings",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+];
 
 impl Scaling {
     /// From a GGUF file's `rope.scaling.*` keys and its `rope_freqs.weight` tensor.
@@ -123,6 +167,14 @@ impl Scaling {
     /// # Errors
     /// An unknown type or an impossible number, by its key.
     pub fn from_gguf(m: &Metadata, prefix: &str, checkpoint: &Checkpoint) -> Result<Self> {
+        let key = |k: &str| format!("{prefix}.rope.scaling.{k}");
+        let number = |k: &str| -> Result<Option<f64>> { Ok(m.f32_opt(&key(k))?.map(f64::from)) };
+        // The older key of linear scaling.
+        let factor = number("factor")?.or(m.f32_opt(&format!("{prefix}.rope.scale_linear"))?.map(f64::from));
+        let kind = m.str_opt(&key("type"))?;
+        let original = m.u32_opt(&key("original_context_length"))?.map(f64::from);
+        let (fast, slow) = (number("yarn_beta_fast")?, number("yarn_beta_slow")?);
+        let attention = number("yarn_attn_factor")?;
         if let Some(info) = checkpoint.get("rope_freqs.weight") {
             let mut divisors = vec![0.0; info.shape.iter().product()];
             if info.dtype.is_quantized() || divisors.len() > 512 {
@@ -135,11 +187,7 @@ impl Scaling {
             }
             return Ok(Scaling::Divisors(divisors));
         }
-        let key = |k: &str| format!("{prefix}.rope.scaling.{k}");
-        let number = |k: &str| -> Result<Option<f64>> { Ok(m.f32_opt(&key(k))?.map(f64::from)) };
-        // The older key of linear scaling.
-        let factor = number("factor")?.or(m.f32_opt(&format!("{prefix}.rope.scale_linear"))?.map(f64::from));
-        match m.str_opt(&key("type"))?.unwrap_or(if factor.is_some() { "linear" } else { "none" }) {
+        match kind.unwrap_or(if factor.is_some() { "linear" } else { "none" }) {
             "none" => Ok(Scaling::None),
             "linear" => match factor {
                 Some(factor) if factor != 0.0 => {
@@ -149,12 +197,12 @@ impl Scaling {
             },
             "yarn" => {
                 let factor = positive(&key("factor"), factor.unwrap_or(1.0))?;
-                let fast = positive(&key("yarn_beta_fast"), number("yarn_beta_fast")?.unwrap_or(32.0))?;
-                let slow = positive(&key("yarn_beta_slow"), number("yarn_beta_slow")?.unwrap_or(1.0))?;
+                let fast = positive(&key("yarn_beta_fast"), fast.unwrap_or(32.0))?;
+                let slow = positive(&key("yarn_beta_slow"), slow.unwrap_or(1.0))?;
                 Ok(Scaling::Yarn {
                     factor,
-                    original: match m.u32_opt(&key("original_context_length"))? {
-                        Some(n) => positive(&key("original_context_length"), f64::from(n))?,
+                    original: match original {
+                        Some(n) => positive(&key("original_context_length"), n)?,
                         None => positive(
                             "context_length",
                             f64::from(m.u32(&format!("{prefix}.context_length"))?) / factor,
@@ -162,35 +210,38 @@ impl Scaling {
                     },
                     beta_fast: ramp(&key("yarn_beta_fast"), fast, slow)?,
                     beta_slow: slow,
-                    attention: match number("yarn_attn_factor")? {
-                        None => None,
-                        Some(f) => Some(positive(&key("yarn_attn_factor"), f)?),
-                    },
+                    attention: attention_factor(&key("yarn_attn_factor"), attention)?,
                     truncate: true,
                 })
             }
-            other => Err(setting(&key("type"), format!("{other:?}: known are none, linear, yarn"))),
+            other => Err(setting(key("type"), format!("{other:?}: known are none, linear, yarn"))),
         }
     }
 
-    /// From a `rope_parameters` or `rope_scaling` object (or null) of config.json; `context` is
-    /// `max_position_embeddings`.
+    /// From a `rope_parameters` or `rope_scaling` object of config.json; `context` is `max_position_embeddings`.
     ///
     /// # Errors
-    /// An unknown type or a missing number, by its key.
-    pub fn from_json(v: &Value, context: f64) -> Result<Self> {
-        let number = |k: &str| match number(v, k)? {
+    /// An unknown type, a missing number, or a value of the wrong type, by its key.
+    pub fn from_json(object: &Object<'_>, context: f64) -> Result<Self> {
+        let number = |k: &str| match object.get(k)? {
             None => Ok(None),
-            Some(n) => positive(k, n).map(Some),
+            Some(n) => positive(&object.name(k), n).map(Some),
         };
-        let want = |k: &str| number(k)?.ok_or_else(|| setting(k, "is missing from the rope settings"));
-        let original = || Ok::<_, Error>(number("original_max_position_embeddings")?.unwrap_or(context));
-        let kind = match ["rope_type", "type"].iter().find_map(|k| v.get(k).filter(|v| !v.is_null())) {
-            Some(kind) => {
-                kind.as_str().ok_or_else(|| setting("rope_type", format!("{kind}: want a name")))?
-            }
-            None if v.get("factor").is_some_and(|f| !f.is_null()) => {
-                return Err(setting("rope_type", "is missing, but there is a factor"));
+        let bad = |k: &str, what: String| setting(object.name(k), what);
+        let want = |k: &str| number(k)?.ok_or_else(|| bad(k, "is missing from the rope settings".into()));
+        let original = || {
+            let k = "original_max_position_embeddings";
+            positive(&object.name(k), number(k)?.unwrap_or(context))
+        };
+        let (newer, older) = (object.get::<&str>("rope_type")?, object.get::<&str>("type")?);
+        for k in NUMBERS {
+            object.get::<f64>(k)?;
+        }
+        let truncate = object.get::<bool>("truncate")?.unwrap_or(true);
+        let kind = match newer.or(older) {
+            Some(kind) => kind,
+            None if object.get::<f64>("factor")?.is_some() => {
+                return Err(bad("rope_type", "is missing, but there is a factor".into()));
             }
             None => "default",
         };
@@ -198,36 +249,35 @@ impl Scaling {
             "default" | "mrope" => Ok(Scaling::None),
             "linear" => Ok(Scaling::Linear { factor: want("factor")? }),
             "yarn" => {
-                let original = positive("original_max_position_embeddings", original()?)?;
+                let original = original()?;
                 let factor = number("factor")?.unwrap_or(context / original);
                 let (fast, slow) =
                     (number("beta_fast")?.unwrap_or(32.0), number("beta_slow")?.unwrap_or(1.0));
                 Ok(Scaling::Yarn {
-                    factor: positive("factor", factor)?,
+                    factor: positive(&object.name("factor"), factor)?,
                     original,
-                    beta_fast: ramp("beta_fast", fast, slow)?,
+                    beta_fast: ramp(&object.name("beta_fast"), fast, slow)?,
                     beta_slow: slow,
                     attention: match (
-                        number("attention_factor")?,
+                        attention_factor(&object.name("attention_factor"), object.get("attention_factor")?)?,
                         number("mscale")?,
                         number("mscale_all_dim")?,
                     ) {
                         (None, Some(m), Some(all)) => Some(yarn_scale(factor, m) / yarn_scale(factor, all)),
                         (attention, ..) => attention,
                     },
-                    truncate: v.get("truncate").and_then(Value::as_bool).unwrap_or(true),
+                    truncate,
                 })
             }
             "llama3" => {
                 let (low, high) = (want("low_freq_factor")?, want("high_freq_factor")?);
                 if low >= high {
-                    let what = format!("{high}: want more than low_freq_factor, {low}");
-                    return Err(setting("high_freq_factor", what));
+                    let what = format!("{high:?}: want more than low_freq_factor, {low:?}");
+                    return Err(bad("high_freq_factor", what));
                 }
-                let original = positive("original_max_position_embeddings", original()?)?;
-                Ok(Scaling::Llama3 { factor: want("factor")?, low, high, original })
+                Ok(Scaling::Llama3 { factor: want("factor")?, low, high, original: original()? })
             }
-            other => Err(setting("rope_type", format!("{other:?}: known are default, linear, yarn, llama3"))),
+            other => Err(bad("rope_type", format!("{other:?}: known are default, linear, yarn, llama3"))),
         }
     }
 
@@ -289,11 +339,13 @@ impl Scaling {
         const FASTEST: f32 = 1e6;
         match frequencies.iter().find(|&&f| !(0.0..=FASTEST).contains(&f)) {
             Some(f) => {
-                let what = format!("give a frequency of {f} radians a token: want 0 to {FASTEST}");
+                let what = format!("give a frequency of {f:?} radians a token: want 0 to {FASTEST}");
                 Err(setting("the rope scaling factors", what))
             }
-            None if !scale.is_normal() => {
-                Err(setting("attention_factor", format!("{scale}: want a positive number")))
+            // Beyond, scores leave f32.
+            None if !(1e-6..=1e6).contains(&scale) => {
+                let what = format!("{scale:?} on cos and sin: want a positive number up to 1e6");
+                Err(setting("attention_factor", what))
             }
             None => Ok((frequencies, scale)),
         }
@@ -302,9 +354,15 @@ impl Scaling {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use std::path::Path;
+
+    use serde_json::{Value, json};
 
     use super::*;
+
+    fn from_json(v: &Value, context: f64) -> Result<Scaling> {
+        Scaling::from_json(&Object::of(Path::new("config.json"), v).expect("an object"), context)
+    }
 
     #[test]
     fn scalings_meet_at_their_ends() {
@@ -330,7 +388,7 @@ mod tests {
     }
 
     fn refused(v: &Value, words: &[&str]) {
-        let error = Scaling::from_json(v, 8192.0).expect_err("impossible settings").to_string();
+        let error = from_json(v, 8192.0).expect_err("impossible settings").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
     }
 
@@ -355,7 +413,7 @@ mod tests {
                 key: "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 8192
             });
-            let scaling = Scaling::from_json(&v, 131_072.0).unwrap();
+            let scaling = from_json(&v, 131_072.0).unwrap();
             let (got, scale) = scaling.frequencies(500_000.0, 64).unwrap();
             assert_eq!(scale, 1.0);
             for (i, (got, want)) in got.iter().zip(want).enumerate() {
@@ -384,7 +442,7 @@ mod tests {
         refused(&json!({"rope_type": "lama3", "factor": 2.0}), &["rope_type", "lama3"]);
         refused(&json!({"rope_type": 3, "factor": 2.0}), &["rope_type", "3"]);
         refused(&json!({"factor": 2.0}), &["rope_type", "missing"]);
-        assert_eq!(Scaling::from_json(&Value::Null, 8192.0).unwrap(), Scaling::None);
+        assert_eq!(from_json(&json!({}), 8192.0).unwrap(), Scaling::None);
     }
 
     /// ml-explore/mlx-lm#1507, huggingface/transformers#33129: an explicit attention factor replaces the formula.
@@ -393,7 +451,7 @@ mod tests {
         let scale = |more: Value| {
             let mut v = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096});
             v.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            Scaling::from_json(&v, 16384.0).unwrap().frequencies(10000.0, 64).unwrap().1
+            from_json(&v, 16384.0).unwrap().frequencies(10000.0, 64).unwrap().1
         };
         assert_eq!(scale(json!({})), 1.138_629_4);
         assert_eq!(scale(json!({"attention_factor": null})), 1.138_629_4);

@@ -112,6 +112,16 @@ pub enum Error {
         /// The type asked for.
         wanted: &'static str,
     },
+    /// A key of a JSON file holds another type than its meaning asks for.
+    #[error("setting {}: want {wanted}, found {found}", plain(key))]
+    Setting {
+        /// The key, with those that lead to it.
+        key: String,
+        /// The type asked for, in words.
+        wanted: String,
+        /// What is there.
+        found: String,
+    },
     /// A required tensor is absent.
     #[error("tensor {} is missing; the file has {count} tensors", shown(name))]
     MissingTensor {
@@ -202,6 +212,12 @@ fn shown(name: &str) -> String {
         None => format!("{name:?}"),
         Some((end, _)) => format!("{:?}... ({} bytes)", &name[..end], name.len()),
     }
+}
+
+/// A key from a file: as it is where it is short and printable, else as [`shown`].
+fn plain(key: &str) -> String {
+    let is_plain = key.len() <= 120 && key.chars().all(|c| c.is_ascii_graphic());
+    if is_plain { key.to_string() } else { shown(key) }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! - [`dtype`]: the element types, one table row each.
 //! - [`quant`]: the block formats, one file each.
 //! - [`gguf`], [`safetensors`]: the two file formats, read with every length checked before it is used.
+//! - [`json`]: the small files beside safetensors, read key by key with a type.
 //! - [`checkpoint`]: both behind one face, name → dtype, shape, byte range.
 
 pub mod bytes;
@@ -13,6 +14,7 @@ pub mod checkpoint;
 pub mod dtype;
 mod error;
 pub mod gguf;
+pub mod json;
 pub mod quant;
 pub mod safetensors;
 

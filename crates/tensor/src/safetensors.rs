@@ -10,11 +10,12 @@ use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use serde::de::{Error as _, MapAccess, Visitor};
+use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
 use crate::bytes::Bytes;
 use crate::checkpoint::{Source, TensorInfo, check_ranges, index_by_name};
+use crate::json::Document;
 use crate::{DType, Error, Result};
 
 /// Bytes a header may have, as in the format's own library.
@@ -78,7 +79,7 @@ pub(crate) fn open(path: &Path) -> Result<Opened> {
     let weights = weights.map_or_else(|| find_weights(dir), whole)?;
     let config_path = config.map_or_else(|| find_config(dir), Ok)?;
 
-    let config = read_object(&config_path)?;
+    let config = Document::read(&config_path)?.into_value();
     let (files, Contents { tensors, unread }) =
         if weights.extension().is_some_and(|extension| extension == "json") {
             open_index(dir, &weights)?
@@ -138,16 +139,6 @@ fn find_config(dir: &Path) -> Result<PathBuf> {
     })
 }
 
-fn read_object(path: &Path) -> Result<Value> {
-    let text =
-        std::fs::read(path).map_err(|source| Error::Io { action: "read", path: path.into(), source })?;
-    match serde_json::from_slice(&text) {
-        Ok(value @ Value::Object(_)) => Ok(value),
-        Ok(_) => Err(Error::Header("it is JSON but not an object".into()).in_file(path)),
-        Err(error) => Err(Error::Header(format!("it is not JSON: {error}")).in_file(path)),
-    }
-}
-
 /// Opens the files that an index names, sorted by name. Index and files must list the same tensors.
 fn open_index(dir: &Path, path: &Path) -> Result<(Vec<Bytes>, Contents)> {
     let text =
@@ -158,8 +149,9 @@ fn open_index(dir: &Path, path: &Path) -> Result<(Vec<Bytes>, Contents)> {
     let mut wanted = BTreeMap::new();
     for (tensor, file) in &index.weight_map.0 {
         let plain = file.as_str().filter(|name| Path::new(name).file_name().is_some_and(|f| f == *name));
-        let file =
-            plain.ok_or_else(|| bad(format!("tensor {tensor:?} is in {file}, not a plain file name")))?;
+        let file = plain.ok_or_else(|| {
+            bad(format!("weight_map: tensor {tensor:?} is in {file}, not a plain file name"))
+        })?;
         if wanted.insert(tensor.as_str(), file).is_some() {
             return Err(Error::Header("the index lists it twice".into()).in_tensor(tensor).in_file(path));
         }
@@ -198,7 +190,6 @@ fn open_index(dir: &Path, path: &Path) -> Result<(Vec<Bytes>, Contents)> {
 }
 
 /// Which file holds which tensor.
-#[derive(Deserialize)]
 struct Index {
     weight_map: Pairs<Value>,
 }
@@ -326,6 +317,39 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for PairsVisitor<T> {
             }
         }
         Ok(Pairs(pairs))
+    }
+}
+
+struct IndexVisitor;
+
+impl<'de> Visitor<'de> for IndexVisitor {
+    type Value = Index;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with \"weight_map\"")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Index, A::Error> {
+        const KEY: &str = "weight_map";
+        let mut weight_map = None;
+        while let Some(name) = map.next_key::<String>()? {
+            if name != KEY {
+                map.next_value::<IgnoredAny>()?;
+            } else if weight_map.is_some() {
+                return Err(A::Error::duplicate_field(KEY));
+            } else {
+                let named = |error| A::Error::custom(format!("{KEY:?}: {error}"));
+                weight_map = Some(map.next_value().map_err(named)?);
+            }
+        }
+        let weight_map = weight_map.ok_or_else(|| A::Error::missing_field(KEY))?;
+        Ok(Index { weight_map })
+    }
+}
+
+impl<'de> Deserialize<'de> for Index {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_map(IndexVisitor)
     }
 }
 

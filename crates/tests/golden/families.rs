@@ -309,8 +309,14 @@ fn impossible_numbers_are_refused() {
             &[0.0, -1e-5, 1.0, nan, f32::INFINITY, 1e-45][..],
         ),
         ("qwen2-s1", "qwen2.rope.scaling.factor", &[-1.0, nan, f32::INFINITY, 1e-30]),
-        ("gemma2-s1", "gemma2.attn_logit_softcapping", &[-1.0, nan, f32::INFINITY, 1e-40]),
-        ("gemma2-s1", "gemma2.final_logit_softcapping", &[-1.0, nan, f32::NEG_INFINITY]),
+        ("gemma2-s1", "gemma2.attn_logit_softcapping", &[-1.0, nan, f32::INFINITY, 1e-40, 1e-30, 1e30]),
+        ("gemma2-s1", "gemma2.final_logit_softcapping", &[-1.0, nan, f32::NEG_INFINITY, 1e-30, 1e30]),
+        (
+            "llama_yarn-s1",
+            "llama.rope.scaling.yarn_attn_factor",
+            &[0.0, -1.0, nan, f32::INFINITY, 1e-30, 1e30],
+        ),
+        ("llama-s1", "llama.rope.freq_base_swa", &[0.0, 1.0, nan]),
         ("gemma3_text-s1", "gemma3.rope.freq_base_swa", &[0.0, 1.0, -5.0, nan, f32::INFINITY]),
     ] {
         for bad in bad {
@@ -329,6 +335,8 @@ fn impossible_numbers_are_refused() {
         ("llama.context_length", 0),
         ("llama.embedding_length", 0),
         ("llama.feed_forward_length", 0),
+        ("llama.vocab_size", 0),
+        ("llama.attention.sliding_window_pattern", 0),
     ] {
         let set = |w: &mut Writer<'_>| w.set(key, &bad).expect("a fresh key");
         refused(&rekeyed(path, &[key], set), &[key]);
@@ -339,9 +347,13 @@ fn impossible_numbers_are_refused() {
         ("llama", "num_key_value_heads", json!([0, 3])),
         ("llama", "max_position_embeddings", json!([0, -1])),
         ("llama", "partial_rotary_factor", json!([0, -1, 2, 1e300])),
-        ("gemma2", "query_pre_attn_scalar", json!([0, -1, 1e300, 1e-50])),
-        ("gemma2", "attn_logit_softcapping", json!([-1, 1e300, 1e-50])),
-        ("gemma2", "final_logit_softcapping", json!([-1, 1e300, 1e-50])),
+        ("llama", "vocab_size", json!([0, -1])),
+        ("llama", "rope_theta", json!([0, 1, -1, 1e-300, 1e300])),
+        ("gemma3_text", "rope_local_base_freq", json!([0, 1, -1, 1e-300, 1e300])),
+        ("gemma3_text", "sliding_window_pattern", json!([0])),
+        ("gemma2", "query_pre_attn_scalar", json!([0, -1, 1e300, 1e-300, 1e30, 1e-30])),
+        ("gemma2", "attn_logit_softcapping", json!([-1, 1e300, 1e-300, 1e30, 1e-30])),
+        ("gemma2", "final_logit_softcapping", json!([-1, 1e300, 1e-300, 1e30, 1e-30])),
     ] {
         for bad in bad.as_array().expect("a list") {
             refused(&folder(model, |c| c[key] = bad.clone()), &[key]);
@@ -353,7 +365,7 @@ fn impossible_numbers_are_refused() {
         ("original_max_position_embeddings", json!([0, -1])),
         ("beta_fast", json!([0, 0.5, 1e300])),
         ("beta_slow", json!([0, -1])),
-        ("attention_factor", json!([0, -1, 1e300])),
+        ("attention_factor", json!([0, -1, 1e300, 1e30, 1e-30])),
     ] {
         for bad in bad.as_array().expect("a list") {
             let mut scaling = yarn.clone();

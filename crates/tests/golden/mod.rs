@@ -5,6 +5,7 @@ mod contract;
 mod engine;
 mod families;
 mod faults;
+mod keys;
 mod plans;
 mod verify;
 mod window;

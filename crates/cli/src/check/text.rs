@@ -11,14 +11,15 @@ use super::{CONVERT, Findings};
 
 /// Checks what a model's files say about text; `rows` is the size of the model's vocabulary, where that is known.
 pub(super) fn check(checkpoint: &Checkpoint, rows: Option<usize>, findings: &mut Findings) {
-    let (tokenizer, ids_outside) = match checkpoint.source() {
-        Source::Gguf(metadata) => (Tokenizer::from_gguf(metadata), ids_outside(metadata, findings)),
+    let (tokenizer, bad_ids) = match checkpoint.source() {
+        Source::Gguf(metadata) => (Tokenizer::from_gguf(metadata), bad_ids(metadata, findings)),
         Source::SafeTensors { dir, .. } => (Tokenizer::from_dir(dir), 0),
     };
     let tokenizer = match tokenizer {
         Ok(tokenizer) => tokenizer,
         // Told with all others of its kind.
-        Err(TokenizerError::TokenId { .. }) if ids_outside > 0 => return,
+        Err(TokenizerError::TokenId { .. }) if bad_ids > 0 => return,
+        Err(TokenizerError::Key(error)) if findings.has_problem(&error.to_string()) => return,
         Err(error) => {
             let advice = match error {
                 TokenizerError::Unsupported { .. } | TokenizerError::Missing { .. } => "",
@@ -58,18 +59,20 @@ pub(super) fn check(checkpoint: &Checkpoint, rows: Option<usize>, findings: &mut
     }
 }
 
-/// Special tokens with an id that no token has; how many there are.
-fn ids_outside(metadata: &Metadata, findings: &mut Findings) -> usize {
+/// Special tokens whose id is none, or one that no token has; how many there are.
+fn bad_ids(metadata: &Metadata, findings: &mut Findings) -> usize {
     let Some(Value::Array(tokens)) = metadata.get("tokenizer.ggml.tokens") else { return 0 };
     let is_id = |key: &&str| key.starts_with("tokenizer.ggml.") && key.ends_with("_token_id");
-    let outside = metadata.keys().filter(is_id).filter_map(|key| {
-        let id = metadata.u32_opt(key).ok().flatten()?;
-        (id as usize >= tokens.len()).then_some((key, id))
+    let bad = metadata.keys().filter(is_id).filter_map(|key| match metadata.u32_opt(key) {
+        Ok(Some(id)) if id as usize >= tokens.len() => {
+            Some(format!("{key} is {id}, but the vocabulary has {} tokens", tokens.len()))
+        }
+        Ok(_) => None,
+        Err(error) => Some(error.to_string()),
     });
-    let outside: Vec<_> = outside.collect();
-    for (key, id) in &outside {
-        let what = format!("{key} is {id}, but the vocabulary has {} tokens", tokens.len());
+    let bad: Vec<_> = bad.collect();
+    for what in &bad {
         findings.problem("tokenizer", what, CONVERT);
     }
-    outside.len()
+    bad.len()
 }

@@ -195,7 +195,11 @@ fn indexed_weights(path: &Path) -> Result<Vec<String>> {
     let text = fs::read(path).map_err(|e| Error::io("read", path, e))?;
     let index: Value = serde_json::from_slice(&text).map_err(|e| bad(format!("not JSON: {e}")))?;
     let map = index["weight_map"].as_object().ok_or_else(|| bad("it has no 'weight_map'".into()))?;
-    let mut weights: Vec<String> = map.values().filter_map(|file| file.as_str()).map(String::from).collect();
+    let plain = |(tensor, file): (&String, &Value)| match file {
+        Value::String(name) => Ok(name.clone()),
+        _ => Err(bad(format!("weight_map: tensor {tensor:?} is in {file}, not a file name"))),
+    };
+    let mut weights = map.iter().map(plain).collect::<Result<Vec<String>>>()?;
     weights.sort();
     weights.dedup();
     match weights.iter().find(|file| !files::is_safe_path(file)) {

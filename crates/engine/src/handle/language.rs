@@ -3,12 +3,13 @@
 use std::fs;
 use std::path::Path;
 
+use ingle_tensor::json::{Document, FromJson, Mismatch};
 use ingle_tensor::{Checkpoint, Source};
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
 use super::{Error, Result};
 use crate::sampler::Settings;
-use crate::text::tokenizer::Specials;
+use crate::text::tokenizer::{Specials, TokenizerError};
 use crate::text::{ChatTemplate, Conversation, Tokenizer};
 
 /// How a model reads and writes.
@@ -24,8 +25,18 @@ impl Language {
     /// `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json`.
     ///
     /// # Errors
-    /// A tokenizer that is missing or of an unknown kind; a template that does not compile; a damaged file.
+    /// A tokenizer that is missing or of an unknown kind; a template that does not compile; a damaged file; a key of the
+    /// wrong type, by its file and name.
     pub fn open(checkpoint: &Checkpoint) -> Result<Self> {
+        Self::read(checkpoint).map_err(|error| match error {
+            Error::Tensor(error) | Error::Tokenizer(TokenizerError::Key(error)) => {
+                Error::Tensor(error.in_file(checkpoint.path()))
+            }
+            other => other,
+        })
+    }
+
+    fn read(checkpoint: &Checkpoint) -> Result<Self> {
         match checkpoint.source() {
             Source::Gguf(metadata) => {
                 let tokenizer = Tokenizer::from_gguf(metadata)?;
@@ -37,8 +48,8 @@ impl Language {
             }
             Source::SafeTensors { dir, .. } => {
                 let tokenizer = Tokenizer::from_dir(dir)?;
-                let defaults = json(&dir.join("generation_config.json"))?
-                    .map_or_else(Settings::default, |config| Settings::from_generation_config(&config));
+                let generation = Document::read_or_empty(&dir.join("generation_config.json"))?;
+                let defaults = Settings::from_generation_config(&generation.object())?;
                 Self::new(tokenizer, Templates::in_folder(dir)?, defaults)
             }
         }
@@ -107,30 +118,50 @@ impl Templates {
             return Ok(Self { template: Some(source), tool_use: None });
         }
         for name in ["chat_template.json", "tokenizer_config.json"] {
-            let config = json(&dir.join(name))?.unwrap_or_default();
-            let text = |value: &Json| value.as_str().map(String::from);
-            match &config["chat_template"] {
-                Json::String(source) => return Ok(Self { template: Some(source.clone()), tool_use: None }),
-                Json::Array(named) => {
-                    let find = |name: &str| {
-                        named.iter().find(|t| t["name"] == name).and_then(|t| text(&t["template"]))
-                    };
+            let config = Document::read_or_empty(&dir.join(name))?;
+            match config.object().get("chat_template")? {
+                Some(Sources::One(source)) => {
+                    return Ok(Self { template: Some(source.into()), tool_use: None });
+                }
+                Some(Sources::Named(named)) => {
+                    let find = |name: &str| named.iter().find(|t| t.0 == name).map(|t| t.1.into());
                     return Ok(Self { template: find("default"), tool_use: find("tool_use") });
                 }
-                _ => {}
+                None => {}
             }
         }
         Ok(Self::default())
     }
 }
 
-/// The JSON of a file, if it is there.
-fn json(path: &Path) -> Result<Option<Json>> {
-    if !path.exists() {
-        return Ok(None);
+/// The field `chat_template` of a JSON file.
+enum Sources<'a> {
+    One(&'a str),
+    /// Name and text of each.
+    Named(Vec<(&'a str, &'a str)>),
+}
+
+impl<'a> FromJson<'a> for Sources<'a> {
+    fn wanted() -> String {
+        "a text, or a list of objects with \"name\" and \"template\"".into()
     }
-    let text = fs::read_to_string(path).map_err(|e| Error::file(path, e))?;
-    serde_json::from_str(&text).map(Some).map_err(|e| Error::file(path, e))
+
+    fn from_json(value: &'a Json) -> std::result::Result<Self, Mismatch> {
+        let entries = match value {
+            Json::String(source) => return Ok(Self::One(source)),
+            Json::Array(entries) => entries.iter().enumerate(),
+            _ => return Err(Mismatch::of::<Self>(value)),
+        };
+        let named = entries.map(|(i, entry)| {
+            let fields = <&Map<String, Json>>::from_json(entry).map_err(|m| m.within(&format!("[{i}]")))?;
+            let text = |field: &str| {
+                let value = fields.get(field).unwrap_or(&Json::Null);
+                <&str>::from_json(value).map_err(|m| m.within(&format!("[{i}].{field}")))
+            };
+            Ok((text("name")?, text("template")?))
+        });
+        named.collect::<std::result::Result<_, _>>().map(Self::Named)
+    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 use ingle_tensor::gguf::Metadata;
+use ingle_tensor::json::Object;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -59,19 +60,23 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// A model's own settings from the text of `generation_config.json`. An explicit `do_sample: false` is temperature 0.
-    pub fn from_generation_config(json: &serde_json::Value) -> Settings {
-        let float = |key: &str| json[key].as_f64().map(|x| x as f32);
-        let greedy = json["do_sample"] == false;
-        Settings {
-            temperature: if greedy { Some(0.0) } else { float("temperature") },
-            top_k: json["top_k"].as_i64(),
-            top_p: float("top_p"),
-            min_p: float("min_p"),
-            typical_p: float("typical_p"),
-            repetition_penalty: float("repetition_penalty"),
+    /// A model's own settings from `generation_config.json`. An explicit `do_sample: false` is temperature 0.
+    ///
+    /// # Errors
+    /// A key of the wrong type, by name.
+    pub fn from_generation_config(config: &Object<'_>) -> Result<Settings, ingle_tensor::Error> {
+        let float = |key: &str| Ok::<_, ingle_tensor::Error>(config.get::<f64>(key)?.map(|x| x as f32));
+        let temperature = float("temperature")?;
+        let greedy = config.get::<bool>("do_sample")? == Some(false);
+        Ok(Settings {
+            temperature: if greedy { Some(0.0) } else { temperature },
+            top_k: config.get("top_k")?,
+            top_p: float("top_p")?,
+            min_p: float("min_p")?,
+            typical_p: float("typical_p")?,
+            repetition_penalty: float("repetition_penalty")?,
             ..Settings::default()
-        }
+        })
     }
 
     /// A model's own settings from the `general.sampling.*` keys of a GGUF file.
@@ -329,6 +334,11 @@ mod tests {
         serde_json::from_value(json).unwrap()
     }
 
+    fn model(config: &serde_json::Value) -> Settings {
+        let file = std::path::Path::new("generation_config.json");
+        Settings::from_generation_config(&Object::of(file, config).unwrap()).unwrap()
+    }
+
     fn resolve(request: serde_json::Value) -> Result<Params, ParamError> {
         Params::resolve(&settings(request), &Settings::default(), 100)
     }
@@ -408,9 +418,7 @@ mod tests {
             (json!({}), json!({"do_sample": false, "temperature": 0.6}), (0.0, 0, 1.0, 0.0)),
             (json!({}), json!({"do_sample": true}), (0.7, 0, 0.95, 0.05)),
         ] {
-            let params =
-                Params::resolve(&settings(request.clone()), &Settings::from_generation_config(&config), 10)
-                    .unwrap();
+            let params = Params::resolve(&settings(request.clone()), &model(&config), 10).unwrap();
             let got = (params.temperature, params.top_k, params.top_p, params.min_p);
             assert_eq!(got, want, "{request} {config}");
         }

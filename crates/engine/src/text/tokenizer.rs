@@ -36,9 +36,9 @@ use wordpiece::WordPieces;
 /// Why a tokenizer did not load or a text did not encode.
 #[derive(Debug, Error)]
 pub enum TokenizerError {
-    /// A metadata key of a GGUF file.
+    /// A key of a GGUF file or of a model folder's small files that is missing or of the wrong type.
     #[error(transparent)]
-    Gguf(#[from] ingle_tensor::Error),
+    Key(#[from] ingle_tensor::Error),
     /// A kind of tokenizer that is not implemented.
     #[error("{what} {name:?} is not supported; supported: {known}")]
     Unsupported {

@@ -6,7 +6,8 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use serde_json::Value as Json;
+use ingle_tensor::json::Object;
+use serde_json::{Map, Value as Json};
 use tokenizers::normalizer::{NormalizedString, Range};
 use tokenizers::{Model as _, Normalizer as _, PreTokenizedString, PreTokenizer as _, Token};
 
@@ -59,7 +60,14 @@ impl Library {
     pub(super) fn load(json: &[u8], path: &Path) -> Result<Loaded, TokenizerError> {
         let bad = |what: String| TokenizerError::Json { path: path.to_owned(), what };
         let file: Json = serde_json::from_slice(json).map_err(|error| bad(error.to_string()))?;
+        let object = Object::of(path, &file)?;
+        for part in ["normalizer", "pre_tokenizer", "post_processor", "decoder"] {
+            object.object(part)?;
+        }
+        // What is inside them has its types checked by the crate, before anything is made of them.
         let spelling = spelling(&file["decoder"])?;
+        object.require::<&Map<String, Json>>("model")?;
+        object.get::<Vec<&Map<String, Json>>>("added_tokens")?;
         check_frame(&file["post_processor"]).map_err(bad)?;
         guarded(|| Self::take_apart(json, &file, spelling)).and_then(|loaded| loaded).map_err(bad)
     }
