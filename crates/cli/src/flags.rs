@@ -309,7 +309,7 @@ pub struct Bench {
     /// Repetitions
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     pub repetitions: u16,
-    /// Also print where the time goes, op by op
+    /// Also time every op of a step: share of the step, GB/s and GOPS beside this machine's, and waits
     #[arg(long)]
     pub ops: bool,
     /// Print one JSON object

@@ -400,6 +400,8 @@ fn bench_as_json() {
     let lists = ["-p", "40,16", "-n", "4", "-d", "0,33", "-b", "1,2", "-r", "2", "-t", "1"];
     let report = json(&[&["bench", "-m", &model, "--json", "--ops"], &lists[..]].concat());
     assert_eq!(keys(&report), ["machine", "model", "results"]);
+    // A line of the plan states the weights of each step.
+    let steps = stdout(&output(&["inspect", &model, "--plan"])).matches(" | weights ").count();
     let results = report["results"].as_array().unwrap();
     let tests: Vec<(&str, u64)> =
         results.iter().map(|r| (r["test"].as_str().unwrap(), r["batch"].as_u64().unwrap())).collect();
@@ -419,11 +421,36 @@ fn bench_as_json() {
         assert!(result["peak_memory_bytes"].as_u64().is_none_or(|bytes| (1 << 20..1 << 30).contains(&bytes)));
         assert_eq!(result["threads"], 1);
         let ops = result["ops"].as_array().unwrap();
+        let sum = |key: &str| ops.iter().map(|op| op[key].as_f64().unwrap_or(0.0)).sum::<f64>();
+        assert!((sum("share") - 1.0).abs() < 1e-9, "{result}");
         assert!(
-            ops.iter().any(|op| op["op"] == "linear" && op["weight_bytes"].as_f64().unwrap() > 0.0),
+            (sum("ms_per_step") / result["ms_per_step"].as_f64().unwrap() - 1.0).abs() < 1e-9,
             "{result}"
         );
+        // Every step of the program, and the overhead.
+        assert_eq!(sum("calls_per_step"), steps as f64 + 1.0, "{result}");
+        assert!(ops.iter().all(|op| op["share"].as_f64().unwrap() > 0.0), "{result}");
+        for (i, op) in ops.iter().enumerate() {
+            assert_eq!(op["op"] == "overhead", i + 1 == ops.len(), "{result}");
+        }
+        assert!(ops.iter().any(|op| op["op"] == "attend+quantize" && op["arithmetic"] == "f32"), "{result}");
+        assert!(result["limit"]["f32_tflops"].as_f64().unwrap() > 0.0);
     }
+}
+
+#[test]
+fn bench_by_op_only_where_asked() {
+    let model = model();
+    let args = ["bench", "-m", &model, "-p", "8", "-n", "2", "-r", "1", "-t", "1"];
+    let plain = stdout(&output(&args));
+    let with_ops = stdout(&output(&[&args[..], &["--ops"]].concat()));
+    assert_eq!(plain.lines().count(), 7, "{plain}");
+    for part in ["ms a step", "attend+quantize", "overhead", "GOPS", "TFLOPS"] {
+        assert!(with_ops.contains(part) && !plain.contains(part), "{part}: {plain}{with_ops}");
+    }
+    let result = &json(&[&args[..], &["--json"]].concat())["results"][0];
+    assert_eq!((&result["ops"], &result["ms_per_step"]), (&Value::Null, &Value::Null));
+    assert_eq!(keys(&result["limit"]), ["read_gb_per_second", "int8_tops"]);
 }
 
 #[test]

@@ -2,13 +2,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ingle_graph::backend::PathCount;
 use ingle_graph::op::{Elem, WeightId};
 use ingle_graph::{
-    Activations, Backend, Bucket, Error, Graph, Inputs, KvPlan, KvType, Op, PlanOptions, Prepared, Program,
-    Result, Rows, Step, StepTime,
+    Activations, Backend, Bucket, Error, Graph, Inputs, KvPlan, KvType, Op, PlanOptions, Prepared, Profile,
+    Program, Result, Rows, Step, StepTime,
 };
 use ingle_tensor::Checkpoint;
 
@@ -18,7 +18,7 @@ use crate::kernels::rope::RopeTable;
 use crate::memory::Aligned;
 use crate::simd::Isa;
 use crate::task::{Frame, Needs, Scratch, Spare, Task};
-use crate::threads::{Team, physical_cores};
+use crate::threads::{Team, Worker, physical_cores};
 use crate::weights::Weights;
 
 /// How the host runs programs. No choice changes a bit of a result.
@@ -42,7 +42,7 @@ pub struct Cpu {
     paths: Vec<PathCount>,
     saturated: AtomicU64,
     profiling: bool,
-    profile: Vec<StepTime>,
+    profile: Option<Profile>,
 }
 
 /// What `load` makes.
@@ -102,7 +102,7 @@ impl Cpu {
             paths: Vec::new(),
             saturated: AtomicU64::new(0),
             profiling: false,
-            profile: Vec::new(),
+            profile: None,
         })
     }
 
@@ -265,33 +265,35 @@ impl Backend for Cpu {
             pool: &model.pool,
             saturated: &self.saturated,
         };
-        let mut ends = Vec::new();
-        if self.profiling {
-            ends.reserve(ready.tasks.len() + 1);
-        }
-        let ends = Mutex::new(&mut ends);
+        let profiling = self.profiling;
+        let ticks = Mutex::new(Vec::with_capacity(if profiling { ready.tasks.len() + 1 } else { 0 }));
         self.team.work(&|worker| {
             let mut scratch = self.scratch[worker.index()].lock().unwrap_or_else(PoisonError::into_inner);
-            let mut ends = (self.profiling && worker.index() == 0)
-                .then(|| ends.lock().unwrap_or_else(PoisonError::into_inner));
-            let mut tick = || {
-                if let Some(ends) = &mut ends {
-                    ends.push(Instant::now());
+            let mut ticks = (profiling && worker.index() == 0)
+                .then(|| ticks.lock().unwrap_or_else(PoisonError::into_inner));
+            worker.time_waits(ticks.is_some());
+            let mut tick = |worker: &Worker<'_>| {
+                if let Some(ticks) = &mut ticks {
+                    ticks.push((Instant::now(), worker.waited()));
                 }
             };
-            tick();
+            tick(worker);
             for task in &ready.tasks {
                 task.run(&frame, worker, &mut scratch);
-                tick();
+                tick(worker);
             }
         });
-        let ends = ends.into_inner().unwrap_or_else(PoisonError::into_inner);
-        if self.profiling {
-            self.profile.clear();
-            for (step, ends) in ready.program.steps().zip(ends.windows(2)) {
-                let seconds = (ends[1] - ends[0]).as_secs_f64();
-                self.profile.push(StepTime { name: step.name.clone(), op: step.op.name(), seconds });
-            }
+        if profiling {
+            let ticks = ticks.into_inner().unwrap_or_else(PoisonError::into_inner);
+            let time = |tick: &[(Instant, Duration)]| StepTime {
+                seconds: (tick[1].0 - tick[0].0).as_secs_f64(),
+                waited: (tick[1].1 - tick[0].1).as_secs_f64(),
+            };
+            self.profile = Some(Profile {
+                program: ready.program.clone(),
+                inputs: inputs.clone(),
+                times: ticks.windows(2).map(time).collect(),
+            });
         }
         for task in &ready.tasks {
             self.paths[task.path].count += 1;
@@ -318,8 +320,8 @@ impl Backend for Cpu {
         self.profiling = on;
     }
 
-    fn profile(&self) -> &[StepTime] {
-        &self.profile
+    fn profile(&self) -> Option<&Profile> {
+        self.profile.as_ref()
     }
 
     fn paths(&self) -> Vec<PathCount> {

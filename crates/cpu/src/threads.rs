@@ -41,6 +41,8 @@ pub struct Worker<'a> {
     phase: u32,
     /// Items of all phases begun.
     target: usize,
+    /// Time spent in waits, where somebody wants to know.
+    waited: Option<Duration>,
 }
 
 struct Shared {
@@ -188,7 +190,7 @@ impl Shared {
             // SAFETY: set before the job opened, and alive until this worker is no longer active.
             let job = unsafe { (*self.job.get()).map(|job| &*job) };
             if let Some(job) = job {
-                job(&mut Worker { index, shared: self, phase: 0, target: 0 });
+                job(&mut Worker { index, shared: self, phase: 0, target: 0, waited: None });
             }
         }));
         if let Err(panic) = outcome {
@@ -227,6 +229,16 @@ impl Worker<'_> {
         self.shared.size
     }
 
+    /// Turns timing of this worker's waits for others on or off.
+    pub fn time_waits(&mut self, on: bool) {
+        self.waited = on.then_some(Duration::ZERO);
+    }
+
+    /// Time this worker has waited for others at the ends of phases, while that was timed.
+    pub fn waited(&self) -> Duration {
+        self.waited.unwrap_or_default()
+    }
+
     /// A phase: calls `f` on items `0..items`, each on one worker, and returns when all are done. Every worker of a job
     /// makes the same calls in the same order.
     ///
@@ -255,7 +267,11 @@ impl Worker<'_> {
             return;
         }
         let done = || shared.done.0.load(Ordering::SeqCst) >= self.target;
+        let start = self.waited.map(|_| Instant::now());
         shared.finished.wait(SPIN, || done() || shared.failed.load(Ordering::SeqCst));
+        if let (Some(waited), Some(start)) = (&mut self.waited, start) {
+            *waited += start.elapsed();
+        }
         assert!(done(), "another worker of this job panicked");
     }
 }

@@ -190,15 +190,24 @@ impl Inputs {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Prepared(pub usize);
 
-/// Time one step took, from a profiled run.
-#[derive(Clone, Debug)]
+/// Time one step took, as the caller's thread saw it.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct StepTime {
-    /// Step name.
-    pub name: String,
-    /// Op name.
-    pub op: &'static str,
-    /// Seconds.
+    /// Seconds from the end of the step before to the end of this one.
     pub seconds: f64,
+    /// Of those, seconds this thread had nothing left to do and waited for others.
+    pub waited: f64,
+}
+
+/// A profiled run.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// What ran.
+    pub program: Arc<Program>,
+    /// What it ran on.
+    pub inputs: Inputs,
+    /// Times of the program's steps, in order.
+    pub times: Vec<StepTime>,
 }
 
 /// How often an optional path ran, or why it did not. A path that declines on the default configuration is a failure.
@@ -250,8 +259,8 @@ pub trait Backend: Send {
     /// Turns timing of every step on or off; the times of the last run are then in [`Backend::profile`].
     fn set_profile(&mut self, on: bool);
 
-    /// Times of the last profiled run, step by step.
-    fn profile(&self) -> &[StepTime];
+    /// The last profiled run; `None` before one, and on a device that times nothing.
+    fn profile(&self) -> Option<&Profile>;
 
     /// Engaged and declined optional paths since load.
     fn paths(&self) -> Vec<PathCount>;

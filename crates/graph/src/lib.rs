@@ -16,7 +16,7 @@ pub mod quantize;
 pub mod reference;
 pub mod verify;
 
-pub use backend::{Backend, Inputs, KvInputs, KvPlan, Prepared, StepTime};
+pub use backend::{Backend, Inputs, KvInputs, KvPlan, Prepared, Profile, StepTime};
 pub use builder::{Builder, Graph};
 pub use op::{Activation, AttentionSpec, LinearPart, Node, Op, RopeSpec, Rows, ValueId, ValueType, WeightId};
 pub use options::{Activations, Bucket, KvType, Numerics, PlanKey, PlanOptions};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use ingle_tensor::{Checkpoint, quant};
 
-use crate::backend::{Backend, Inputs, KvPlan, PathCount, Prepared, StepTime};
+use crate::backend::{Backend, Inputs, KvPlan, PathCount, Prepared, Profile};
 use crate::builder::Graph;
 use crate::op::*;
 use crate::options::{KvType, PlanOptions};
@@ -568,8 +568,8 @@ impl Backend for Interpreter {
 
     fn set_profile(&mut self, _on: bool) {}
 
-    fn profile(&self) -> &[StepTime] {
-        &[]
+    fn profile(&self) -> Option<&Profile> {
+        None
     }
 
     fn paths(&self) -> Vec<PathCount> {

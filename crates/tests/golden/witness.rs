@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ingle_graph::backend::PathCount;
 use ingle_graph::{
-    Backend, Error, Graph, Inputs, KvPlan, PAGE, PlanOptions, Prepared, Program, Result, StepTime,
+    Backend, Error, Graph, Inputs, KvPlan, PAGE, PlanOptions, Prepared, Profile, Program, Result,
 };
 use ingle_tensor::Checkpoint;
 
@@ -128,7 +128,7 @@ impl Backend for Witness {
         self.backend.set_profile(on);
     }
 
-    fn profile(&self) -> &[StepTime] {
+    fn profile(&self) -> Option<&Profile> {
         self.backend.profile()
     }
 

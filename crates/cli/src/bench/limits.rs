@@ -1,4 +1,4 @@
-//! What this machine can do: read bandwidth from memory and int8 products, with the threads that the benchmark uses.
+//! What this machine can do: read bandwidth from memory, int8 products and f32 products, with the threads that the benchmark uses.
 //! Tokens per second mean little without them.
 
 use std::hint::black_box;
@@ -27,7 +27,12 @@ pub struct Limits {
 
 /// Measures both with `threads` threads; takes about a second and 1 GiB for that time.
 pub fn measure(threads: usize) -> Limits {
-    Limits { read_gb_per_second: read_rate(threads) / 1e9, int8_tops: product_rate(threads) / 1e12 }
+    Limits { read_gb_per_second: read_rate(threads) / 1e9, int8_tops: product_rate(threads, products) / 1e12 }
+}
+
+/// f32 multiplications and additions a second, fused, all threads together.
+pub fn f32_rate(threads: usize) -> f64 {
+    product_rate(threads, fused)
 }
 
 /// Bytes a second.
@@ -100,8 +105,8 @@ fn sum_plain(words: &[u64]) -> u64 {
     words.iter().fold(0, |a, b| a.wrapping_add(*b))
 }
 
-/// Multiplications and additions a second.
-fn product_rate(threads: usize) -> f64 {
+/// Multiplications and additions a second of `products`, which says how many it made.
+fn product_rate(threads: usize, products: impl Fn() -> u64 + Sync) -> f64 {
     let counts: Vec<std::sync::atomic::AtomicU64> = (0..threads).map(|_| Default::default()).collect();
     let seconds = together(threads, |thread| {
         let start = Instant::now();
@@ -128,6 +133,35 @@ fn products() -> u64 {
         }
     }
     products_plain()
+}
+
+/// As [`products`], of f32.
+fn fused() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: the processor has the feature.
+            return unsafe { x86::fused_avx512() };
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            // SAFETY: the processor has the features.
+            return unsafe { x86::fused_avx2() };
+        }
+    }
+    fused_plain()
+}
+
+fn fused_plain() -> u64 {
+    const ROUNDS: usize = 256;
+    let (a, b) = (black_box([0.5f32; 256]), black_box([0.25f32; 256]));
+    let mut sums = [0f32; 256];
+    for _ in 0..ROUNDS {
+        for ((sum, a), b) in sums.iter_mut().zip(black_box(&a)).zip(&b) {
+            *sum += a * b;
+        }
+    }
+    black_box(sums);
+    (2 * 256 * ROUNDS) as u64
 }
 
 fn products_plain() -> u64 {
@@ -223,6 +257,34 @@ mod x86 {
         black_box(acc);
         (2 * 32 * CHAINS * ROUNDS) as u64
     }
+
+    /// 16 products and additions per instruction.
+    #[target_feature(enable = "avx512f")]
+    pub fn fused_avx512() -> u64 {
+        let (a, b) = (black_box(_mm512_set1_ps(0.5)), black_box(_mm512_set1_ps(0.25)));
+        let mut acc = [_mm512_setzero_ps(); CHAINS];
+        for _ in 0..ROUNDS {
+            for acc in &mut acc {
+                *acc = _mm512_fmadd_ps(*acc, a, b);
+            }
+        }
+        black_box(acc);
+        (2 * 16 * CHAINS * ROUNDS) as u64
+    }
+
+    /// 8 products and additions per instruction.
+    #[target_feature(enable = "avx2,fma")]
+    pub fn fused_avx2() -> u64 {
+        let (a, b) = (black_box(_mm256_set1_ps(0.5)), black_box(_mm256_set1_ps(0.25)));
+        let mut acc = [_mm256_setzero_ps(); CHAINS];
+        for _ in 0..ROUNDS {
+            for acc in &mut acc {
+                *acc = _mm256_fmadd_ps(*acc, a, b);
+            }
+        }
+        black_box(acc);
+        (2 * 8 * CHAINS * ROUNDS) as u64
+    }
 }
 
 #[cfg(test)]
@@ -242,7 +304,9 @@ mod tests {
 
     #[test]
     fn a_rate_is_within_reason() {
-        let rate = product_rate(1) / 1e12;
+        let rate = product_rate(1, products) / 1e12;
         assert!((1e-5..100.0).contains(&rate), "{rate} TOPS on one thread");
+        let rate = f32_rate(1) / 1e12;
+        assert!((1e-5..10.0).contains(&rate), "{rate} TFLOPS on one thread");
     }
 }

@@ -5,7 +5,8 @@ use std::io::{Write, stdout};
 use serde_json::{Value, json};
 
 use super::limits::Limits;
-use super::workload::{Kind, OpTime, Sample, Test, Work};
+use super::ops::{Arithmetic, OVERHEAD, OpTime, Ops};
+use super::workload::{Kind, Sample, Test, Work};
 use crate::error::Result;
 use crate::sys::{cpu_name, memory_bytes};
 use crate::term::{Paint, bytes};
@@ -59,8 +60,47 @@ impl Outcome {
     }
 }
 
+/// Where the time of each test goes.
+pub struct ByOp {
+    /// By test.
+    pub times: Vec<Option<Ops>>,
+    /// f32 multiplications and additions this machine can do, 10^12 a second, all threads together.
+    pub f32_tflops: f64,
+}
+
+/// An op's time beside what this machine can do in it.
+struct Shares {
+    /// Of the step.
+    step: f64,
+    gb_per_second: f64,
+    /// Of the read bandwidth.
+    read: f64,
+    /// 10^9 operations a second.
+    gops: f64,
+    /// Of the rate of its arithmetic.
+    rate: f64,
+}
+
+impl Shares {
+    fn new(op: &OpTime, ops: &Ops, limits: &Limits, f32_tflops: f64) -> Self {
+        let seconds = op.seconds.max(1e-12);
+        let (gb_per_second, gops) = (op.bytes / seconds / 1e9, op.operations / seconds / 1e9);
+        let tops = match op.arithmetic {
+            Arithmetic::Int8 => limits.int8_tops,
+            Arithmetic::F32 => f32_tflops,
+        };
+        Self {
+            step: op.seconds / ops.seconds,
+            gb_per_second,
+            read: gb_per_second / limits.read_gb_per_second,
+            gops,
+            rate: gops / 1e3 / tops,
+        }
+    }
+}
+
 /// Tables for people.
-pub fn print_table(machine: &Machine, outcomes: &[Outcome], ops: &[Vec<OpTime>]) -> Result<()> {
+pub fn print_table(machine: &Machine, outcomes: &[Outcome], by_op: Option<&ByOp>) -> Result<()> {
     let paint = Paint::stdout();
     let mut out = stdout().lock();
     let Limits { read_gb_per_second, int8_tops } = machine.limits;
@@ -90,29 +130,62 @@ pub fn print_table(machine: &Machine, outcomes: &[Outcome], ops: &[Vec<OpTime>])
             100.0 * o.share_of_limit
         )?;
     }
-    for (o, ops) in outcomes.iter().zip(ops) {
-        let total: f64 = ops.iter().map(|op| op.seconds).sum();
-        writeln!(
-            out,
-            "\n{} batch {}: {:.2} ms in ops",
-            paint.bold(&o.test.name()),
-            o.test.batch,
-            1e3 * total
-        )?;
-        for OpTime { op, count, seconds, weight_bytes } in ops {
-            let (share, rate) = (100.0 * seconds / total, weight_bytes / seconds.max(1e-9) / 1e9);
-            writeln!(
-                out,
-                "  {op:<12} {count:>7} x {:>10.3} ms {share:>6.1}% {rate:>8.1} GB/s",
-                1e3 * seconds
-            )?;
+    let Some(by_op) = by_op else { return Ok(()) };
+    writeln!(out, "\nf32 {:.2} TFLOPS", by_op.f32_tflops)?;
+    for (o, ops) in outcomes.iter().zip(&by_op.times) {
+        if let Some(ops) = ops {
+            print_ops(&mut out, &paint, o, ops, &machine.limits, by_op.f32_tflops)?;
         }
     }
     Ok(())
 }
 
+/// One line for each kind of op: figures of one step.
+fn print_ops(
+    out: &mut impl Write,
+    paint: &Paint,
+    outcome: &Outcome,
+    ops: &Ops,
+    limits: &Limits,
+    f32_tflops: f64,
+) -> Result<()> {
+    let steps = ops.steps as f64;
+    let (name, batch) = (paint.bold(&outcome.test.name()), outcome.test.batch);
+    writeln!(out, "\n{name} batch {batch}: {:.3} ms a step, {} steps", 1e3 * ops.seconds / steps, ops.steps)?;
+    let width = ops.rows.iter().map(|op| op.label.len()).max().unwrap_or(0).max(OVERHEAD.len());
+    let head = format!(
+        "  {:<width$} {:>6} {:>9} {:>6} {:>9} {:>9} {:>7} {:>5} {:>8}  {}",
+        "op", "calls", "ms", "share", "wait ms", "MB read", "GB/s", "", "GOPS", "share of rate"
+    );
+    writeln!(out, "{}", paint.bold(&head))?;
+    for op in &ops.rows {
+        let shares = Shares::new(op, ops, limits, f32_tflops);
+        let rate = match op.arithmetic {
+            Arithmetic::Int8 => "int8",
+            Arithmetic::F32 => "f32",
+        };
+        writeln!(
+            out,
+            "  {:<width$} {:>6} {:>9.4} {:>5.1}% {:>9.4} {:>9.3} {:>7.1} {:>4.0}% {:>8.1}  {:.1}% of {rate}",
+            op.label,
+            op.calls.div_ceil(ops.steps),
+            1e3 * op.seconds / steps,
+            100.0 * shares.step,
+            1e3 * op.waited / steps,
+            op.bytes / steps / 1e6,
+            shares.gb_per_second,
+            100.0 * shares.read,
+            shares.gops,
+            100.0 * shares.rate,
+        )?;
+    }
+    let (ms, share) = (1e3 * ops.overhead() / steps, 100.0 * ops.overhead() / ops.seconds);
+    writeln!(out, "  {OVERHEAD:<width$} {:>6} {ms:>9.4} {share:>5.1}%", 1)?;
+    Ok(())
+}
+
 /// The object that scripts read.
-pub fn print_json(machine: &Machine, outcomes: &[Outcome], ops: &[Vec<OpTime>]) -> Result<()> {
+pub fn print_json(machine: &Machine, outcomes: &[Outcome], by_op: Option<&ByOp>) -> Result<()> {
     let Limits { read_gb_per_second, int8_tops } = machine.limits;
     let results: Vec<Value> = outcomes
         .iter()
@@ -131,9 +204,37 @@ pub fn print_json(machine: &Machine, outcomes: &[Outcome], ops: &[Vec<OpTime>]) 
                 "peak_memory_bytes": machine.peak_memory_bytes,
                 "load_ms": machine.load_ms,
             });
-            if let Some(ops) = ops.get(i) {
-                let row = |t: &OpTime| json!({ "op": t.op, "count": t.count, "ms": 1e3 * t.seconds, "weight_bytes": t.weight_bytes });
-                result["ops"] = ops.iter().map(row).collect();
+            if let Some((by_op, ops)) = by_op.and_then(|by_op| Some((by_op, by_op.times.get(i)?.as_ref()?))) {
+                let steps = ops.steps as f64;
+                let row = |op: &OpTime| {
+                    let shares = Shares::new(op, ops, &machine.limits, by_op.f32_tflops);
+                    json!({
+                        "op": op.label,
+                        "calls_per_step": op.calls as f64 / steps,
+                        "ms_per_step": 1e3 * op.seconds / steps,
+                        "wait_ms_per_step": 1e3 * op.waited / steps,
+                        "share": shares.step,
+                        "bytes_per_step": op.bytes / steps,
+                        "gb_per_second": shares.gb_per_second,
+                        "share_of_read": shares.read,
+                        "gops": shares.gops,
+                        "arithmetic": match op.arithmetic {
+                            Arithmetic::Int8 => "int8",
+                            Arithmetic::F32 => "f32",
+                        },
+                        "share_of_rate": shares.rate,
+                    })
+                };
+                let overhead = json!({
+                    "op": OVERHEAD,
+                    "calls_per_step": 1.0,
+                    "ms_per_step": 1e3 * ops.overhead() / steps,
+                    "share": ops.overhead() / ops.seconds,
+                });
+                result["steps"] = ops.steps.into();
+                result["ms_per_step"] = (1e3 * ops.seconds / steps).into();
+                result["limit"]["f32_tflops"] = by_op.f32_tflops.into();
+                result["ops"] = ops.rows.iter().map(row).chain([overhead]).collect();
             }
             result
         })

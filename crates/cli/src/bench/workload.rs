@@ -64,19 +64,6 @@ pub struct Work {
     pub operations: f64,
 }
 
-/// Time of one kind of op over a repetition.
-#[derive(Debug, Clone, PartialEq)]
-pub struct OpTime {
-    /// Name of the op.
-    pub op: &'static str,
-    /// Steps of that kind that ran.
-    pub count: usize,
-    /// Seconds.
-    pub seconds: f64,
-    /// Bytes of weights they read.
-    pub weight_bytes: f64,
-}
-
 impl Test {
     /// `pp512`, `tg128`, `tg128@d2048`.
     pub fn name(&self) -> String {
@@ -120,23 +107,24 @@ impl Test {
 
     /// Runs once. Prefill is cold in every repetition; the context of a decode test is computed before the clock starts.
     pub fn run(&self, engine: &mut Engine, repetition: u64) -> Result<Sample> {
-        self.run_watched(engine, repetition, &mut |_| ())
+        self.run_watched(engine, repetition, &mut |_, _| ())
     }
 
-    /// As [`Test::run`]; `after_step` is called after every step that is timed.
-    fn run_watched(
+    /// As [`Test::run`]; `after_step` is called after every step that is timed, with its seconds.
+    pub fn run_watched(
         &self,
         engine: &mut Engine,
         repetition: u64,
-        after_step: &mut dyn FnMut(&mut Engine),
+        after_step: &mut dyn FnMut(&mut Engine, f64),
     ) -> Result<Sample> {
         match self.kind {
             Kind::Prefill => {
                 let start = Instant::now();
                 self.submit(engine, 1, 1 + repetition)?;
                 while engine.busy() {
+                    let begun = Instant::now();
                     step(engine)?;
-                    after_step(engine);
+                    after_step(engine, begun.elapsed().as_secs_f64());
                 }
                 Ok(Sample { seconds: start.elapsed().as_secs_f64(), tokens: self.tokens * self.batch })
             }
@@ -157,8 +145,9 @@ impl Test {
                 }
                 let (start, mut tokens) = (Instant::now(), 0);
                 while engine.busy() {
+                    let begun = Instant::now();
                     let events = step(engine)?;
-                    after_step(engine);
+                    after_step(engine, begun.elapsed().as_secs_f64());
                     tokens += events.iter().filter(|event| matches!(event, Event::Token(..))).count();
                 }
                 Ok(Sample { seconds: start.elapsed().as_secs_f64(), tokens })
@@ -236,35 +225,6 @@ fn operations(program: &Program, tokens: usize, wanted: usize) -> f64 {
         step.cost.row_flops as f64 * rows as f64
     };
     program.steps().filter(|step| matches!(step.op, Op::Linear { .. })).map(of).sum()
-}
-
-/// Where the time of one repetition goes, the longest first.
-pub fn by_op(test: &Test, engine: &mut Engine) -> Result<Vec<OpTime>> {
-    let mut times: Vec<OpTime> = Vec::new();
-    let program = match test.kind {
-        Kind::Prefill => engine.runner().prepare(Bucket::holding(test.tokens, 1, 1))?,
-        Kind::Decode => engine.runner().prepare(Bucket::holding(test.batch, test.batch, test.batch))?,
-    };
-    let weight_bytes = |name: &str| {
-        let step = program.steps().find(|step| step.name == name);
-        step.map_or(0.0, |step| step.cost.weight_bytes as f64)
-    };
-    engine.runner().backend().set_profile(true);
-    let run = test.run_watched(engine, u64::MAX - 1, &mut |engine| {
-        for step in engine.runner().backend().profile() {
-            let at = times.iter().position(|time| time.op == step.op).unwrap_or_else(|| {
-                times.push(OpTime { op: step.op, count: 0, seconds: 0.0, weight_bytes: 0.0 });
-                times.len() - 1
-            });
-            times[at].count += 1;
-            times[at].seconds += step.seconds;
-            times[at].weight_bytes += weight_bytes(&step.name);
-        }
-    });
-    engine.runner().backend().set_profile(false);
-    run?;
-    times.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-    Ok(times)
 }
 
 #[cfg(test)]

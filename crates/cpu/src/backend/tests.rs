@@ -367,13 +367,17 @@ fn every_step_is_counted_and_timed() {
     let mut cpu = Cpu::new(&CpuOptions::default()).unwrap();
     cpu.load(&graph, checkpoint, &options, kv()).unwrap();
     let ready = cpu.prepare(program.clone()).unwrap();
+    cpu.run(ready, &inputs(&[(1, 0, 0)], &[0])).unwrap();
+    assert!(cpu.profile().is_none(), "nobody asked");
     cpu.set_profile(true);
     cpu.run(ready, &inputs(&[(1, 0, 0)], &[0])).unwrap();
-    let names: Vec<_> = cpu.profile().iter().map(|step| step.name.as_str()).collect();
-    assert_eq!(names, program.steps().map(|step| step.name.as_str()).collect::<Vec<_>>());
+    let profile = cpu.profile().unwrap();
+    assert_eq!(profile.program, program);
+    assert_eq!(profile.times.len(), program.steps().count());
+    assert!(profile.times.iter().all(|time| 0.0 <= time.waited && time.waited <= time.seconds));
     let counted: u64 =
         cpu.paths().iter().filter(|path| path.path != "kv.saturated").map(|path| path.count).sum();
-    assert_eq!(counted, names.len() as u64);
+    assert_eq!(counted, 2 * program.steps().count() as u64);
     let attention = format!("attention.{}", cpu.isa());
-    assert!(cpu.paths().iter().any(|path| path.path == attention && path.count == 1));
+    assert!(cpu.paths().iter().any(|path| path.path == attention && path.count == 2));
 }
