@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::source;
+use crate::sys;
 use crate::term::bytes;
 
 /// Longest text that is taken as a prompt or a conversation.
@@ -50,12 +51,7 @@ pub fn write(file: &Path, text: &str, model: &Path) -> Result<()> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => None,
         Err(e) => return Err(failed(e)),
     };
-    if before.is_some() && source::files_of(model).iter().any(|part| is_same(part, file)) {
-        return Err(Error::Refused(format!(
-            "{} is a file of the model itself, and writing would destroy it: give another name",
-            file.display()
-        )));
-    }
+    require_other(file, model)?;
     if before.as_ref().is_some_and(|found| !found.is_file()) {
         return fs::write(file, text).map_err(failed);
     }
@@ -77,6 +73,62 @@ pub fn write(file: &Path, text: &str, model: &Path) -> Result<()> {
         let _ = fs::remove_file(&temp);
         failed(e)
     })
+}
+
+/// Refuses a file of the model at `model`.
+///
+/// # Errors
+/// It is one, through links of either kind.
+pub fn require_other(file: &Path, model: &Path) -> Result<()> {
+    match source::files_of(model).iter().any(|part| is_same(part, file)) {
+        true => Err(Error::Refused(format!(
+            "{} is a file of the model itself, and writing would destroy it: give another name",
+            file.display()
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// Refuses a disk that has less room than the file takes; `free` is `None` where the system does not say.
+fn require_room(out: &Path, folder: &Path, total: u64, free: Option<u64>) -> Result<()> {
+    match free.filter(|&free| free < total) {
+        None => Ok(()),
+        Some(free) => Err(Error::Refused(format!(
+            "{} takes {total} bytes ({}), but the disk of {} has {free} ({}) free: free some, or choose another folder",
+            out.display(),
+            bytes(total),
+            folder.display(),
+            bytes(free)
+        ))),
+    }
+}
+
+/// Refuses a file that is there already, unless it is to be replaced, and a disk without room for `total` bytes.
+///
+/// # Errors
+/// Which of them, with the numbers.
+pub fn require_place(out: &Path, replaces: bool, total: u64) -> Result<()> {
+    if !replaces && out.symlink_metadata().is_ok() {
+        return Err(Error::Refused(format!(
+            "{} is there already: give another name, or --force to replace it",
+            out.display()
+        )));
+    }
+    let folder = match out.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    require_room(out, folder, total, sys::free_bytes(folder))
+}
+
+/// Says what to do where a file that was to be new has come to be there meanwhile.
+pub fn advise_taken(error: Error) -> Error {
+    match error {
+        Error::Tensor(taken @ ingle_tensor::Error::Taken { .. }) => Error::Refused(format!(
+            "{taken}; nothing is left of this one: give another name, or --force to replace it"
+        )),
+        error => error,
+    }
 }
 
 /// Whether two names are of one file, through links of either kind.
@@ -131,5 +183,19 @@ mod tests {
             let said = require(path, limit).unwrap_err().to_string();
             assert!(said.contains(want), "{said}");
         }
+    }
+
+    #[test]
+    fn a_disk_without_room_is_refused_with_the_numbers() {
+        let room = |free| require_room(Path::new("a/m.gguf"), Path::new("a"), 5 << 30, free);
+        let said = room(Some(1 << 30)).unwrap_err().to_string();
+        for part in
+            ["a/m.gguf takes 5368709120 bytes (5.0 GiB)", "the disk of a has 1073741824 (1.0 GiB) free"]
+        {
+            assert!(said.contains(part), "{said}");
+        }
+        assert!(room(Some(5 << 30)).is_ok() && room(None).is_ok());
+        assert!(sys::free_bytes(Path::new(".")).is_none_or(|free| free > 0));
+        assert_eq!(sys::free_bytes(Path::new("/no/such/folder")), None);
     }
 }

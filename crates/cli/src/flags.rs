@@ -12,6 +12,7 @@ use ingle_engine::sampler::{MAX_LOGPROBS, Params, Settings};
 use ingle_graph::{Activations, KvType, Numerics};
 
 use crate::error::{Error, Result};
+use crate::mix::Mix;
 use crate::source::Spec;
 use crate::synth::Preset;
 
@@ -88,6 +89,8 @@ pub enum Command {
     Inspect(Inspect),
     /// Everything that is wrong with a model file, and what to do about it
     Check(Check),
+    /// A model's weights rounded to another type, into a new GGUF file
+    Quantize(Quantize),
     /// A model file of a published shape with random weights: for speed and memory, without a download
     Synth(Synth),
     /// Fetch a model into the cache and print where it is
@@ -393,6 +396,37 @@ pub struct Check {
     /// Print one JSON object for each
     #[arg(long)]
     pub json: bool,
+}
+
+/// `ingle quantize`.
+#[derive(Debug, Args)]
+#[command(after_help = format!("Examples:\n  \
+    ingle quantize model-bf16.gguf model-q4_k_m.gguf Q4_K_M\n  \
+    ingle quantize model-00001-of-00003.gguf model.gguf q8_0      a split file becomes one\n\n\
+    TYPE is one of {}, in either case.\n\
+    It is of all matrices, with a near type where blocks do not tile a row; q4_k_m is llama.cpp's mix. Vectors and routers\n\
+    become f32. Every value is rounded to the nearest its block can hold; there is no importance matrix.",
+    crate::mix::names()))]
+pub struct Quantize {
+    /// GGUF file, or any part of a split one
+    #[arg(value_name = "IN.gguf")]
+    pub input: PathBuf,
+    /// The file to write
+    #[arg(value_name = "OUT.gguf")]
+    pub out: PathBuf,
+    /// Type of the matrices, such as q4_k_m
+    #[arg(value_name = "TYPE", value_parser = parse_mix)]
+    pub mix: &'static Mix,
+    /// Replace a file that is there; never the model itself
+    #[arg(long)]
+    pub force: bool,
+    /// Threads, 1 to 65535; the default is one for each processor
+    #[arg(short, long, value_name = "THREADS", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
+}
+
+fn parse_mix(name: &str) -> std::result::Result<&'static Mix, String> {
+    Mix::named(name).ok_or_else(|| format!("a type is one of {}", crate::mix::names()))
 }
 
 /// `ingle synth`.

@@ -11,9 +11,12 @@ mod error;
 mod files;
 mod flags;
 mod inspect;
+mod mix;
 mod models;
+mod quantize;
 mod run;
 mod session;
+mod slabs;
 mod source;
 mod synth;
 mod sys;
@@ -49,6 +52,7 @@ fn run(command: &Command) -> Result<()> {
         Command::Verify(flags) => verify::verify(flags),
         Command::Inspect(flags) => inspect::inspect(flags),
         Command::Check(flags) => check::check(flags),
+        Command::Quantize(flags) => quantize::quantize(flags),
         Command::Synth(flags) => synth::synth(flags),
         Command::Pull(flags) => models::pull(flags),
         Command::List => models::list(),

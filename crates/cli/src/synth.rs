@@ -14,11 +14,12 @@ use ingle_tensor::DType;
 use ingle_tensor::gguf::Outline;
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::flags::Synth;
+use crate::mix::{Mix, Role};
 use crate::sys;
 use crate::term::{self, bytes, thousands};
-use shapes::Role;
-pub use shapes::{Mix, Preset, Shape, names, which_run};
+pub use shapes::{Preset, Shape, names, which_run};
 use weights::{Fill, Pools};
 
 /// One tensor to be made.
@@ -199,35 +200,6 @@ fn llama3_divisors(theta: f64, head_dim: usize) -> Vec<f32> {
     (0..head_dim / 2).map(divisor).collect()
 }
 
-/// Refuses a disk that has less room than the file takes; `free` is `None` where the system does not say.
-fn require_room(out: &Path, folder: &Path, total: u64, free: Option<u64>) -> Result<()> {
-    match free.filter(|&free| free < total) {
-        None => Ok(()),
-        Some(free) => Err(Error::Refused(format!(
-            "{} takes {total} bytes ({}), but the disk of {} has {free} ({}) free: free some, or choose another folder",
-            out.display(),
-            bytes(total),
-            folder.display(),
-            bytes(free)
-        ))),
-    }
-}
-
-/// Refuses a file that is there already, unless it is to be replaced, and a disk without room for `total` bytes.
-fn require_place(out: &Path, replaces: bool, total: u64) -> Result<()> {
-    if !replaces && out.symlink_metadata().is_ok() {
-        return Err(Error::Refused(format!(
-            "{} is there already: give another name, or --force to replace it",
-            out.display()
-        )));
-    }
-    let folder = match out.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    };
-    require_room(out, folder, total, sys::free_bytes(folder))
-}
-
 /// Writes the file, or its bytes to standard output where it is called `-`, or with `--dry-run` says what it would be.
 ///
 /// # Errors
@@ -265,7 +237,7 @@ pub fn synth(flags: &Synth) -> Result<()> {
             ));
         }
         true => {}
-        false => require_place(out, flags.force, total)?,
+        false => files::require_place(out, flags.force, total)?,
     }
     term::say(&what);
     let threads = flags.threads.map_or_else(sys::processors, usize::from);
@@ -282,11 +254,8 @@ pub fn synth(flags: &Synth) -> Result<()> {
     };
     bar.finish_and_clear();
     written.map_err(|error| match error {
-        Error::Tensor(taken @ ingle_tensor::Error::Taken { .. }) => Error::Refused(format!(
-            "{taken}; nothing is left of this one: give another name, or --force to replace it"
-        )),
         Error::Tensor(ingle_tensor::Error::Write(refused)) => Error::Stream(refused),
-        error => error,
+        error => files::advise_taken(error),
     })?;
     if !is_stream {
         writeln!(stdout(), "{}", out.display())?;

@@ -6,11 +6,11 @@
 //! how rows are put together for writing.
 
 use std::collections::BTreeMap;
-use std::thread;
 
 use ingle_tensor::{DType, quant};
 
 use super::Tensor;
+use crate::slabs;
 
 /// Standard deviation of the matrices' values, as most models begin their training.
 pub const DEVIATION: f32 = 0.02;
@@ -18,9 +18,6 @@ pub const DEVIATION: f32 = 0.02;
 /// Values in a pool, and in the pieces that are taken from it. Blocks of every type tile both.
 const POOL: usize = 1 << 18;
 const PIECE: usize = 256;
-
-/// Bytes that are made while as many are written.
-const SLAB_BYTES: usize = 16 << 20;
 
 /// What a tensor is filled with.
 #[derive(Clone, Debug, PartialEq)]
@@ -115,57 +112,27 @@ impl Pools {
         }
     }
 
-    /// Rows from `first` on that fill `out`, made by up to `threads` threads.
-    fn rows(&self, at: usize, tensor: &Tensor, first: usize, threads: usize, out: &mut [u8]) {
-        let row_bytes = tensor.row_bytes();
-        let rows = out.len() / row_bytes;
-        let part = rows.div_ceil(threads).max(1);
-        let fill = |first: usize, out: &mut [u8]| {
-            out.chunks_exact_mut(row_bytes)
-                .enumerate()
-                .for_each(|(i, out)| self.row(at, tensor, first + i, out));
-        };
-        thread::scope(|scope| {
-            let mut parts = out.chunks_mut(part * row_bytes).enumerate();
-            let mine = parts.next();
-            parts.for_each(|(i, out)| drop(scope.spawn(move || fill(first + i * part, out))));
-            mine.into_iter().for_each(|(_, out)| fill(first, out));
-        });
-    }
-
     /// Makes every tensor in order and hands its bytes to `sink`, piece by piece, while the next are made.
     ///
     /// # Errors
     /// The first of the sink's.
-    pub fn stream<E>(
+    pub fn stream<E: Send>(
         &self,
         tensors: &[Tensor],
         threads: usize,
         mut sink: impl FnMut(&str, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut slabs = tensors.iter().enumerate().flat_map(|(at, tensor)| {
-            let step = (SLAB_BYTES / tensor.row_bytes()).max(1);
-            (0..tensor.rows()).step_by(step).map(move |first| (at, tensor, first, step))
-        });
-        let make = |(at, tensor, first, step): (usize, &Tensor, usize, usize), out: &mut Vec<u8>| {
-            out.resize(step.min(tensor.rows() - first) * tensor.row_bytes(), 0);
-            self.rows(at, tensor, first, threads, out);
-        };
-        let (mut ready, mut next) = (Vec::new(), Vec::new());
-        let mut slab = slabs.next();
-        slab.into_iter().for_each(|slab| make(slab, &mut ready));
-        while let Some((_, tensor, ..)) = slab {
-            let following = slabs.next();
-            thread::scope(|scope| {
-                if let Some(following) = following {
-                    let (make, next) = (&make, &mut next);
-                    scope.spawn(move || make(following, next));
-                }
-                sink(&tensor.name, &ready)
-            })?;
-            std::mem::swap(&mut ready, &mut next);
-            slab = following;
-        }
-        Ok(())
+        let sizes = tensors.iter().map(|tensor| (tensor.rows(), tensor.row_bytes()));
+        slabs::stream(
+            sizes,
+            threads,
+            |at, first, out| {
+                let tensor = &tensors[at];
+                let rows = out.chunks_exact_mut(tensor.row_bytes()).enumerate();
+                rows.for_each(|(i, out)| self.row(at, tensor, first + i, out));
+                Ok(())
+            },
+            |at, bytes| sink(&tensors[at].name, bytes),
+        )
     }
 }

@@ -169,6 +169,68 @@ fn encoding_stays_within_its_step() {
     }
 }
 
+/// Values on the grid of a block come back as they are: what was rounded once is not changed by rounding it again. Only
+/// IQ4_XS, whose codes need not reach the end of their levels, then finds another scale.
+#[test]
+fn rounding_twice_is_rounding_once() {
+    let values = [floats("normal_4x512.f32"), floats("Q4_0.quant_in.f32")].concat();
+    let values = &values[..values.len() / 256 * 256];
+    let moved = |dtype| {
+        let once = decoded(dtype, &encoded(dtype, values));
+        differing(&once, &decoded(dtype, &encoded(dtype, &once))).len()
+    };
+    for dtype in [
+        DType::F32,
+        DType::F16,
+        DType::BF16,
+        DType::Q8_0,
+        DType::Q4_0,
+        DType::Q5_0,
+        DType::Q4_1,
+        DType::Q5_1,
+        DType::Q4K,
+        DType::Q5K,
+        DType::Q6K,
+        DType::IQ4NL,
+    ] {
+        assert_eq!(moved(dtype), 0, "{dtype}");
+    }
+    assert!(moved(DType::IQ4XS) > 0);
+}
+
+/// No value is further from its code than half a step of the coarsest grid that spans its block, which is what plain
+/// rounding can promise; half a step more where the grid has no code for the extreme value's mirror image, and what the
+/// rounding of the scales costs.
+#[test]
+fn plain_rounding_keeps_its_promise_in_every_block() {
+    let values = floats("normal_4x512.f32");
+    for (dtype, run, steps, slack) in [
+        (DType::Q8_0, 32, 127.0, 0.57),
+        (DType::Q4_0, 32, 8.0, 1.005),
+        (DType::Q5_0, 32, 16.0, 1.01),
+        // Of the block's span and not of its extreme.
+        (DType::Q4_1, 32, 15.0, 0.515),
+        (DType::Q5_1, 32, 31.0, 0.53),
+        (DType::Q4K, 32, 15.0, 0.6),
+        (DType::Q5K, 32, 31.0, 0.6),
+        (DType::Q6K, 16, 32.0, 1.1),
+        // Between the two widest of the uneven levels.
+        (DType::IQ4NL, 32, 127.0 / 24.0, 0.6),
+        (DType::IQ4XS, 32, 127.0 / 24.0, 0.75),
+    ] {
+        let has_min = format(dtype).unwrap().has_min;
+        let back = decoded(dtype, &encoded(dtype, &values));
+        let mut worst = 0f32;
+        for (values, back) in values.chunks_exact(run).zip(back.chunks_exact(run)) {
+            let (lo, hi) = range(values);
+            let step = if has_min { hi.max(0.0) - lo.min(0.0) } else { hi.max(-lo) } / steps;
+            worst = values.iter().zip(back).fold(worst, |worst, (v, b)| worst.max((v - b).abs() / step));
+        }
+        assert!(worst <= slack, "{dtype}: {worst} steps");
+        assert!(worst > 0.8 * slack, "{dtype}: {worst} steps, and {slack} are allowed");
+    }
+}
+
 /// Encoders that are not ggml's own lose as stated against its searching ones: a few percent, or nothing.
 #[test]
 fn plain_encoders_are_nearly_as_good_as_the_tools() {
