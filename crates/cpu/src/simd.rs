@@ -10,6 +10,8 @@ use std::sync::OnceLock;
 use ingle_graph::math::Lanes;
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -23,11 +25,13 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
+    /// The same with BF16, and matrix tiles with int8 and bf16 products.
+    Amx,
 }
 
 impl Isa {
     /// Every instruction set, plainest first.
-    pub const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     /// The widest one this processor, and this build, have.
     pub fn detect() -> Isa {
@@ -43,8 +47,11 @@ impl Isa {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni");
+                if avx2 && avx512 {
+                    return if amx::available() { Isa::Amx } else { Isa::Avx512 };
+                }
                 if avx2 {
-                    return if avx512 { Isa::Avx512 } else { Isa::Avx2 };
+                    return Isa::Avx2;
                 }
             }
             Isa::Scalar
@@ -63,6 +70,7 @@ impl Isa {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
         }
     }
 
@@ -81,7 +89,7 @@ impl Isa {
                 unsafe { run_avx2(kernel) }
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => {
+            Isa::Avx512 | Isa::Amx => {
                 assert!(self.available());
                 // SAFETY: as above.
                 unsafe { run_avx512(kernel) }

@@ -25,9 +25,9 @@ pub(super) type PanelWriter = unsafe fn(&Activations<'_>, Range<usize>, usize, *
 fn heights(isa: Isa, digits: usize) -> &'static [usize] {
     match (isa, digits) {
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512, 1) => &[12, 4, 2, 1],
+        (Isa::Avx512 | Isa::Amx, 1) => &[12, 4, 2, 1],
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512, _) => &[6, 1],
+        (Isa::Avx512 | Isa::Amx, _) => &[6, 1],
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx2, 1) => &[8, 2, 1],
         #[cfg(target_arch = "x86_64")]
@@ -130,7 +130,7 @@ pub(super) fn kernel(isa: Isa, dtype: DType, digits: usize, group: Group) -> Ker
     }
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => kernels! {
+        Isa::Avx512 | Isa::Amx => kernels! {
             avx512:
             (1, 1, _) => 1 1 false,
             (1, 2, _) => 2 1 false,

@@ -8,12 +8,15 @@
 //!
 //! - [`spec`]: what distinguishes the formats, and the packed layout; [`pack`]: from file blocks to tiles.
 //! - [`panel`]: the activation side, a few rows rearranged to be read in one stream.
-//! - [`kernel`]: the arithmetic, written once over an [`engine`]; [`avx2`], [`avx512`]: the engines besides the scalar.
+//! - [`kernel`]: the arithmetic, written once over an [`engine`]; [`avx2`], [`avx512`]: the engines besides the scalar; [`amx`]: many
+//!   rows on matrix tiles.
 //! - [`dispatch`]: which compiled kernel serves a call.
 //!
 //! Few rows stream the weights once, at the speed of memory. Many rows are cut into panels that stay in the L2 cache;
 //! each tile is expanded to bytes once and multiplied with all of them while the next tile is on its way from memory.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -239,7 +242,10 @@ impl Packed {
     /// Bytes of scratch that products of at most `rows` activation rows need, with any instruction set.
     pub fn scratch_bytes(&self, digits: usize, rows: usize) -> usize {
         let at_once = Isa::ALL.iter().map(|&isa| self.rows_at_once(isa, digits)).max().unwrap_or(0);
-        self.block_bytes(digits, rows.min(at_once))
+        let vectors = self.block_bytes(digits, rows.min(at_once));
+        #[cfg(target_arch = "x86_64")]
+        let vectors = vectors.max(amx::scratch_bytes(self, digits, rows));
+        vectors
     }
 
     /// Bytes of scratch for the panels of this many rows.
@@ -312,6 +318,13 @@ impl Packed {
         assert!(tail.bias.is_none_or(|bias| bias.len() >= self.rows), "bias for {self:?}");
         debug_assert!(isa.available(), "{isa:?}");
         let digits = layout.digits;
+        #[cfg(target_arch = "x86_64")]
+        if isa == Isa::Amx
+            && let Some(plan) = amx::plan(self, digits, x_rows.len())
+        {
+            // SAFETY: this function's contract, and the instruction set is the caller's choice.
+            return unsafe { amx::product(self, &plan, x, x_rows, tiles, out, tail, scratch) };
+        }
         let at_once = self.rows_at_once(isa, digits);
         let bytes = scratch.bytes(self.block_bytes(digits, x_rows.len().min(at_once)));
         let write_panel = dispatch::panel_writer(self.spec.dtype);
@@ -355,6 +368,8 @@ impl Packed {
         match isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => "int.avx512vnni",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => "int.amx",
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => "int.avx2",
             _ => "int.scalar",

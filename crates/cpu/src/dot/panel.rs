@@ -11,8 +11,8 @@ use super::spec::{Format, Spec};
 /// Quantized activations `[rows, cols]` in memory (NUMERICS.md section 2).
 #[derive(Clone, Copy, Debug)]
 pub struct Activations<'a> {
-    layout: Layout,
-    bytes: &'a [u8],
+    pub(super) layout: Layout,
+    pub(super) bytes: &'a [u8],
 }
 
 impl<'a> Activations<'a> {

@@ -160,7 +160,10 @@ fn every_format_and_shape_has_the_reference_bits() {
                     }
                 }
             }
-            check(format, digits, 33, 9, 64);
+            // Blocks of sixteen rows, full and not, with every number of units to an accumulator.
+            for (units, x_rows) in [(1, 24), (7, 31), (8, 33), (9, 64), (18, 47), (50, 25)] {
+                check(format, digits, 33, units, x_rows);
+            }
         }
     }
 }
@@ -171,6 +174,8 @@ fn blocks_of_rows_and_tiles_change_nothing() {
     for format in [&quant::q8_0::FORMAT, &quant::q5_k::FORMAT] {
         check(format, 1, 65, 4096 / format.unit, 211);
     }
+    check(&quant::q4_1::FORMAT, 1, 33, 4096 / 32, 400);
+    check(&quant::q4_k::FORMAT, 2, 17, 4096 / 256, 400);
 }
 
 /// The largest integers of the contract: every code, sub-scale and activation at its limit.
@@ -186,32 +191,31 @@ fn extreme_units_do_not_overflow() {
                 }
             }
             for digits in [1, 2] {
-                for value in [127.0f32, -127.0] {
-                    let layout = Layout::new(1, cols, format.unit, digits);
+                for (value, rows) in [(127.0f32, 1), (-127.0, 1), (127.0, 32), (-127.0, 32)] {
+                    let layout = Layout::new(rows, cols, format.unit, digits);
                     let mut x = vec![0u8; layout.bytes()];
-                    quantize_row(&layout, &vec![value; cols], 0, &mut x);
+                    (0..rows).for_each(|row| quantize_row(&layout, &vec![value; cols], row, &mut x));
                     let packed = Packed::new(format.dtype, 1, cols, &data, &Team::new(1).unwrap()).unwrap();
                     let wanted = reference::int_dot(&data, format, &x, &layout, 0);
                     for isa in available() {
-                        let mut y = 0.0f32;
-                        let out = OutPtr::new(&mut y, 1);
+                        let mut y = vec![0.0f32; rows];
+                        let out = OutPtr::new(y.as_mut_ptr(), 1);
                         let activations = Activations::new(layout, &x);
-                        // SAFETY: one row, one output.
+                        // SAFETY: so many rows of one output.
                         unsafe {
                             packed.product(
                                 isa,
                                 &activations,
-                                0..1,
+                                0..rows,
                                 0..1,
                                 out,
                                 Tail::default(),
                                 &mut Scratch::default(),
                             );
                         }
-                        assert_eq!(
-                            bits(y),
-                            bits(wanted),
-                            "{} {isa:?} {fill:#x} {value} digits {digits}: {y} for {wanted}",
+                        assert!(
+                            y.iter().all(|&y| bits(y) == bits(wanted)),
+                            "{} {isa:?} {fill:#x} {value} digits {digits}: {y:?} for {wanted}",
                             format.dtype
                         );
                     }

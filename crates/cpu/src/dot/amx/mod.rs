@@ -1,0 +1,212 @@
+//! Products of many rows on matrix tiles (AMX).
+//!
+//! Sixteen activation rows meet a tile of sixteen output rows, one unit at a time, because each unit has scales of its
+//! own: the tile product gives a unit's 256 exact integers, they pass through memory, and the float tail of the `int`
+//! arithmetic (NUMERICS.md section 2) runs on vectors whose lanes are output rows, as everywhere in this room. While the
+//! tail of one unit runs, the tiles of the next are multiplied.
+//!
+//! - [`plain`]: units of 32 columns, as bf16: integers up to 256 are exact in it, and so are sums of 32 products in f32,
+//!   which spares the conversion.
+//! - [`scaled`]: units of 256 columns with sub-scales, as int8: code times sub-scale is cut into two digits of radix 64,
+//!   so that nothing has to be scaled inside a unit.
+//!
+//! A step with tiles in flight leaves one of the two ports for 512-bit multiplications idle (measured), so the float
+//! operations per element are what bounds `plain`.
+
+mod plain;
+mod scaled;
+
+use std::ops::Range;
+
+use super::pack::{RESIDUES, units_of};
+use super::spec::TILE;
+use super::{OutPtr, Packed, Scratch, Tail};
+use crate::dot::Activations;
+use crate::simd::amx::Tiles;
+
+/// Rows of a block of activations.
+pub(super) const BLOCK: usize = 16;
+
+/// Activation rows from which tiles pay: a started block costs as much as a full one, and expanding weights as much as a
+/// few blocks.
+const ROWS_LEAST: usize = 24;
+
+/// Bytes of activations that are arranged at once; they stay in the L2 cache while weights pass by.
+const PANEL_SHARE: usize = 1200 << 10;
+
+/// Bytes of expanded weights that are multiplied with all blocks before the next; they stay in the L1 cache.
+const WEIGHTS_SHARE: usize = 26 << 10;
+
+/// Bytes of one tile in memory.
+const TILE_BYTES: usize = 16 * 64;
+
+/// How a format's units are laid out for tiles, and the two functions that lay them out.
+#[derive(Clone, Copy)]
+pub(super) struct Plan {
+    /// Bytes of one unit of a block of activations.
+    x_bytes: usize,
+    /// Bytes of one unit of a tile of weights.
+    w_bytes: usize,
+    /// Arranges the rows of a block.
+    write: unsafe fn(&Packed, &Activations<'_>, Range<usize>, *mut u8),
+    /// Expands units of a tile of weights: from codes and scale records on, so many.
+    expand: unsafe fn(*const u8, *const u8, usize, *mut u8),
+    /// Multiplies one segment of a tile with one block.
+    multiply: unsafe fn(&Segment, *const u8, *mut u8, *mut [f32; TILE]),
+}
+
+/// A run of accumulators of one tile of weights, expanded.
+pub(super) struct Segment {
+    /// Its units, in packed order.
+    weights: *const u8,
+    /// Units of each accumulator, from the first on.
+    counts: [usize; RESIDUES],
+    /// How many accumulators.
+    residues: usize,
+    /// Whether the first of them is the row's first.
+    first: bool,
+}
+
+/// The plan for products of this matrix with so many rows; none if tiles do not pay, or cannot serve it.
+pub(super) fn plan(packed: &Packed, digits: usize, rows: usize) -> Option<Plan> {
+    if rows < ROWS_LEAST || packed.units() == 0 {
+        return None;
+    }
+    if packed.spec.sub == 0 { plain::plan(packed.spec, digits) } else { scaled::plan(packed.spec, digits) }
+}
+
+/// Accumulators of a segment.
+fn residues_of(plan: &Plan, units: usize) -> usize {
+    (WEIGHTS_SHARE / (units.div_ceil(RESIDUES) * plan.w_bytes)).clamp(1, RESIDUES)
+}
+
+/// The most blocks that are arranged at once.
+fn blocks_most(plan: &Plan, units: usize) -> usize {
+    (PANEL_SHARE / (units * plan.x_bytes)).max(1)
+}
+
+/// Bytes of scratch for at most `rows` rows.
+pub(super) fn scratch_bytes(packed: &Packed, digits: usize, rows: usize) -> usize {
+    let Some(plan) = plan(packed, digits, rows) else { return 0 };
+    let blocks = rows.div_ceil(BLOCK).min(blocks_most(&plan, packed.units()));
+    Places::of(&plan, packed.units(), blocks).bytes
+}
+
+/// Where the parts of scratch begin.
+struct Places {
+    weights: usize,
+    results: usize,
+    totals: usize,
+    bytes: usize,
+}
+
+impl Places {
+    fn of(plan: &Plan, units: usize, blocks: usize) -> Places {
+        let weights = blocks * units * plan.x_bytes;
+        let segment = residues_of(plan, units) * units.div_ceil(RESIDUES) * plan.w_bytes;
+        let results = weights + segment;
+        let totals = results + scaled::RESULT_BYTES;
+        Places { weights, results, totals, bytes: totals + blocks * BLOCK * TILE * size_of::<f32>() }
+    }
+}
+
+/// As [`Packed::product`], on tiles.
+///
+/// # Safety
+/// That of [`Packed::product`], with matrix tiles available.
+pub(super) unsafe fn product(
+    packed: &Packed,
+    plan: &Plan,
+    x: &Activations<'_>,
+    x_rows: Range<usize>,
+    tiles: Range<usize>,
+    out: OutPtr,
+    tail: Tail<'_>,
+    scratch: &mut Scratch,
+) {
+    let units = packed.units();
+    // Parts of about equal size.
+    let blocks = x_rows.len().div_ceil(BLOCK);
+    let at_once = blocks.div_ceil(blocks.div_ceil(blocks_most(plan, units)));
+    let places = Places::of(plan, units, at_once);
+    let residues = residues_of(plan, units);
+    let panel = scratch.bytes(places.bytes);
+    // SAFETY: scratch has room for all places; see the contracts of the functions called.
+    unsafe {
+        let (weights, results) = (panel.add(places.weights), panel.add(places.results));
+        let totals = panel.add(places.totals).cast::<[f32; TILE]>();
+        let _tiles = Tiles::configure();
+        for first in x_rows.clone().step_by(at_once * BLOCK) {
+            let rows = first..x_rows.end.min(first + at_once * BLOCK);
+            let blocks = rows.len().div_ceil(BLOCK);
+            for b in 0..blocks {
+                let rows = first + b * BLOCK..rows.end.min(first + (b + 1) * BLOCK);
+                (plan.write)(packed, x, rows, panel.add(b * units * plan.x_bytes));
+            }
+            for tile in tiles.clone() {
+                let mut unit = 0;
+                for residue in (0..RESIDUES).step_by(residues) {
+                    let mut segment =
+                        Segment { weights, counts: [0; RESIDUES], residues: 0, first: residue == 0 };
+                    for r in residue..RESIDUES.min(residue + residues) {
+                        segment.counts[r - residue] = units_of(units, r);
+                        segment.residues += 1;
+                    }
+                    let here: usize = segment.counts.iter().sum();
+                    let codes = packed.tile_codes(tile).add(unit * packed.spec.code_bytes());
+                    let scales = packed.tile_scales(tile).add(unit * packed.spec.scale_bytes());
+                    (plan.expand)(codes, scales, here, weights);
+                    for b in 0..blocks {
+                        let x = panel.add((b * units + unit) * plan.x_bytes);
+                        (plan.multiply)(&segment, x, results, totals.add(b * BLOCK));
+                    }
+                    unit += here;
+                }
+                let lanes = TILE.min(packed.rows() - TILE * tile);
+                for r in 0..rows.len() {
+                    finish(&*totals.add(r), TILE * tile, lanes, first + r, out, &tail);
+                }
+            }
+        }
+    }
+}
+
+/// Adds bias and residual and writes one row of a tile.
+///
+/// # Safety
+/// Row and columns are inside the output and the residual, and AVX-512 is present.
+#[target_feature(enable = "avx512f")]
+unsafe fn finish(sums: &[f32; TILE], first: usize, lanes: usize, row: usize, out: OutPtr, tail: &Tail<'_>) {
+    use std::arch::x86_64::*;
+    let mask = ((1u32 << lanes) - 1) as __mmask16;
+    // SAFETY: masked lanes are not touched; the others are the caller's duty. The residual may be the output itself, and
+    // is read before it is written.
+    unsafe {
+        let mut y = _mm512_loadu_ps(sums.as_ptr());
+        if let Some(bias) = tail.bias {
+            y = _mm512_add_ps(y, _mm512_maskz_loadu_ps(mask, bias[first..first + lanes].as_ptr()));
+        }
+        if let Some(residual) = tail.residual {
+            y = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, residual.at(row, first)), y);
+        }
+        _mm512_mask_storeu_ps(out.at(row, first), mask, y);
+    }
+}
+
+/// Adds the accumulators of a unit group to the totals of a block, or begins them.
+///
+/// # Safety
+/// AVX-512 is present; `totals` are 16 rows.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn add_totals(acc: &[std::arch::x86_64::__m512; BLOCK], totals: *mut [f32; TILE], first: bool) {
+    use std::arch::x86_64::*;
+    for (r, acc) in acc.iter().enumerate() {
+        // SAFETY: the caller's duty.
+        unsafe {
+            let total = totals.add(r).cast::<f32>();
+            let sum = if first { *acc } else { _mm512_add_ps(_mm512_loadu_ps(total), *acc) };
+            _mm512_storeu_ps(total, sum);
+        }
+    }
+}
