@@ -32,6 +32,7 @@ mod tests;
 
 use std::ops::Range;
 
+use ingle_graph::quantize::Layout;
 use ingle_tensor::DType;
 
 use crate::memory::Aligned;
@@ -110,25 +111,61 @@ pub struct Tail<'a> {
 
 /// A worker's private memory for products; grows to the largest one asked for.
 #[derive(Default)]
-pub struct Scratch(Vec<Line>);
+pub struct Scratch {
+    lines: Vec<Line>,
+    /// What its first part holds, while activations that may be kept do not change.
+    arranged: Option<Arranged>,
+}
 
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
+/// Which activations were arranged, and how.
+#[derive(Clone, PartialEq, Debug)]
+struct Arranged {
+    bytes: *const u8,
+    layout: Layout,
+    rows: Range<usize>,
+    dtype: DType,
+    isa: Isa,
+}
+
+// SAFETY: the address is compared, never read.
+unsafe impl Send for Arranged {}
+
 impl Scratch {
     /// Makes room, so that no later product of at most this size allocates.
     pub fn reserve(&mut self, bytes: usize) {
         let lines = bytes.div_ceil(size_of::<Line>());
-        if lines > self.0.len() {
-            self.0.resize(lines, Line([0; 64]));
+        if lines > self.lines.len() {
+            self.lines.resize(lines, Line([0; 64]));
         }
+    }
+
+    /// Activations that were promised to stay ([`Activations::kept`]) may change from here on.
+    pub fn forget(&mut self) {
+        self.arranged = None;
     }
 
     /// `bytes` bytes, aligned to 64.
     fn bytes(&mut self, bytes: usize) -> *mut u8 {
         self.reserve(bytes);
-        self.0.as_mut_ptr().cast()
+        self.lines.as_mut_ptr().cast()
+    }
+
+    /// Whether `rows` of `x` have to be arranged for this format and path; from here on they are.
+    fn arranges(&mut self, x: &Activations<'_>, rows: &Range<usize>, dtype: DType, isa: Isa) -> bool {
+        let wanted = x.kept.then(|| Arranged {
+            bytes: x.bytes.as_ptr(),
+            layout: x.layout,
+            rows: rows.clone(),
+            dtype,
+            isa,
+        });
+        let there = wanted.is_some() && self.arranged == wanted;
+        self.arranged = wanted;
+        !there
     }
 }
 
@@ -241,7 +278,7 @@ impl Packed {
 
     /// Bytes of scratch that products of at most `rows` activation rows need, with any instruction set.
     pub fn scratch_bytes(&self, digits: usize, rows: usize) -> usize {
-        let at_once = Isa::ALL.iter().map(|&isa| self.rows_at_once(isa, digits)).max().unwrap_or(0);
+        let at_once = Isa::ALL.iter().map(|&isa| self.panel_rows(isa, digits)).max().unwrap_or(0);
         let vectors = self.block_bytes(digits, rows.min(at_once));
         #[cfg(target_arch = "x86_64")]
         let vectors = vectors.max(amx::scratch_bytes(self, digits, rows));
@@ -264,8 +301,20 @@ impl Packed {
         TILE * self.cols
     }
 
+    /// Rows whose arrangement is kept at once when `rows` are multiplied: what one call should have, where several calls
+    /// share out a matrix.
+    pub fn rows_at_once(&self, isa: Isa, digits: usize, rows: usize) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if isa == Isa::Amx
+            && let Some(plan) = amx::plan(self, digits, rows)
+        {
+            return amx::rows_at_once(self, &plan, rows);
+        }
+        self.panel_rows(isa, digits)
+    }
+
     /// Rows whose panels are kept at once.
-    fn rows_at_once(&self, isa: Isa, digits: usize) -> usize {
+    fn panel_rows(&self, isa: Isa, digits: usize) -> usize {
         let height = dispatch::tallest(isa, digits);
         height * (PANELS_SHARE / self.panel_bytes(height, digits).max(1)).max(2)
     }
@@ -325,13 +374,14 @@ impl Packed {
             // SAFETY: this function's contract, and the instruction set is the caller's choice.
             return unsafe { amx::product(self, &plan, x, x_rows, tiles, out, tail, scratch) };
         }
-        let at_once = self.rows_at_once(isa, digits);
+        let at_once = self.panel_rows(isa, digits);
         let bytes = scratch.bytes(self.block_bytes(digits, x_rows.len().min(at_once)));
         let write_panel = dispatch::panel_writer(self.spec.dtype);
         let mut row = x_rows.start;
         while row < x_rows.end {
             // Panels of as many rows as fit, in groups of equal height: the tallest, then what remains.
             let block = row..x_rows.end.min(row + at_once);
+            let arranges = scratch.arranges(x, &block, self.spec.dtype, isa.min(Isa::Avx512));
             let mut groups = [None; GROUPS_MAX];
             let mut used = 0;
             // SAFETY: `block_bytes` counts the expanded tile first.
@@ -344,7 +394,9 @@ impl Packed {
                     let rows = row + first..row + group.rows.min(first + group.height);
                     // SAFETY: the layout was checked above, and scratch has room for the panels of a block.
                     unsafe {
-                        write_panel(x, rows, group.height, at);
+                        if arranges {
+                            write_panel(x, rows, group.height, at);
+                        }
                         at = at.add(self.panel_bytes(group.height, digits));
                     }
                 }

@@ -13,6 +13,7 @@ use super::spec::{Format, Spec};
 pub struct Activations<'a> {
     pub(super) layout: Layout,
     pub(super) bytes: &'a [u8],
+    pub(super) kept: bool,
 }
 
 impl<'a> Activations<'a> {
@@ -23,7 +24,13 @@ impl<'a> Activations<'a> {
     pub fn new(layout: Layout, bytes: &'a [u8]) -> Self {
         assert!(bytes.len() >= layout.bytes(), "{} bytes of activations for {layout:?}", bytes.len());
         assert!(matches!(layout.digits, 1 | 2), "{layout:?}");
-        Self { layout, bytes }
+        Self { layout, bytes, kept: false }
+    }
+
+    /// The same with the promise that the bytes do not change until [`Scratch::forget`](super::Scratch::forget): products
+    /// with the same scratch arrange them once.
+    pub fn kept(self) -> Self {
+        Self { kept: true, ..self }
     }
 
     /// Where everything is.

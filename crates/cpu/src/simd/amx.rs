@@ -45,7 +45,7 @@ fn permitted() -> bool {
 
 /// The tile configuration of one thread, from here until it is dropped.
 ///
-/// Tiles 0 to 3 and 6 have 16 rows of 64 bytes, tile 4 too; tile 5 has 16 rows of 32 bytes, and tile 7 8 rows of 64.
+/// All eight tiles have 16 rows of 64 bytes.
 pub struct Tiles(PhantomData<*const ()>);
 
 #[repr(C, align(64))]
@@ -58,13 +58,8 @@ impl Tiles {
         let mut config = Config([0; 64]);
         config.0[0] = 1;
         for tile in 0..8 {
-            let (rows, bytes) = match tile {
-                5 => (16, 32u16),
-                7 => (8, 64),
-                _ => (16, 64),
-            };
-            config.0[16 + 2 * tile..][..2].copy_from_slice(&bytes.to_le_bytes());
-            config.0[48 + tile] = rows;
+            config.0[16 + 2 * tile..][..2].copy_from_slice(&64u16.to_le_bytes());
+            config.0[48 + tile] = 16;
         }
         // SAFETY: the instruction reads 64 bytes, all of which are written above, and changes only tiles.
         unsafe {

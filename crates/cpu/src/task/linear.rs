@@ -29,33 +29,49 @@ pub fn linear(
     // Few rows: small runs, for an even end. Many: long ones, since each pays for arranging its activations.
     let pieces = if rows <= ROWS_FEW { 8 } else { 4 };
     let length = all.div_ceil(pieces * worker.workers()).max(1);
-    worker.share(all.div_ceil(length), |i| {
+    let runs = all.div_ceil(length);
+    // As many rows as a worker keeps arranged from one item to the next, and all tiles of these before more rows.
+    let at_once = parts.iter().map(|part| rows_at_once(frame, part)).min().unwrap_or(rows).max(1);
+    scratch.product.forget();
+    worker.share(runs * rows.div_ceil(at_once), |item| {
+        let (block, i) = (item / runs, item % runs);
+        let x_rows = block * at_once..rows.min((block + 1) * at_once);
         let mut run = i * length..all.min((i + 1) * length);
         for part in parts {
             let here = tiles(part);
             if run.start < here && !run.is_empty() {
-                product(frame, scratch, part, residual, run.start..run.end.min(here));
+                product(frame, scratch, part, residual, x_rows.clone(), run.start..run.end.min(here));
             }
             run = run.start.saturating_sub(here)..run.end.saturating_sub(here);
         }
     });
 }
 
-/// One part's output rows of `tiles`, for all rows of x.
+/// Rows of x that a product should have at once.
+fn rows_at_once(frame: &Frame<'_>, part: &Part) -> usize {
+    let rows = part.x.rows(frame);
+    match (frame.weights.packed(part.weight), part.x.layout) {
+        (Some(packed), Some(layout)) => packed.rows_at_once(frame.isa, layout.digits, rows),
+        _ => rows,
+    }
+}
+
+/// One part's output rows of `tiles`, for `rows` of x.
 fn product(
     frame: &Frame<'_>,
     scratch: &mut Scratch,
     part: &Part,
     residual: Option<&Value>,
+    rows: Range<usize>,
     tiles: Range<usize>,
 ) {
     let bias = part.bias.map(|bias| frame.weights.vector(bias));
     let Some(scale) = part.scale else {
-        return dots(frame, scratch, part, bias, residual, tiles);
+        return dots(frame, scratch, part, bias, residual, rows, tiles);
     };
-    dots(frame, scratch, part, None, None, tiles.clone());
+    dots(frame, scratch, part, None, None, rows.clone(), tiles.clone());
     let outputs = tiles.start * TILE..frame.weights.declared(part.weight).rows.min(tiles.end * TILE);
-    for row in 0..part.x.rows(frame) {
+    for row in rows {
         // SAFETY: this row's columns of this item, which are nobody else's and were just written.
         let y = unsafe {
             std::slice::from_raw_parts_mut(part.y.row(frame, row).add(outputs.start), outputs.len())
@@ -76,16 +92,16 @@ fn dots(
     part: &Part,
     bias: Option<&[f32]>,
     residual: Option<&Value>,
+    rows: Range<usize>,
     tiles: Range<usize>,
 ) {
-    let rows = 0..part.x.rows(frame);
     let (out, stride) = (part.y.row(frame, 0), part.y.cols());
     let residual = residual.map(|value| value.row(frame, 0).cast_const());
     if let (Some(packed), Some(layout)) = (frame.weights.packed(part.weight), part.x.layout) {
         // SAFETY: the value's bytes, which no task of this step writes.
         let bytes = unsafe { std::slice::from_raw_parts(part.x.bytes(frame), layout.bytes()) };
         let tail = Tail { bias, residual: residual.map(|residual| InPtr::new(residual, stride)) };
-        let (x, out) = (Activations::new(layout, bytes), OutPtr::new(out, stride));
+        let (x, out) = (Activations::new(layout, bytes).kept(), OutPtr::new(out, stride));
         // SAFETY: the backend's instruction set is available; out and residual are values of these rows and columns,
         // and this item's columns are nobody else's.
         unsafe { packed.product(frame.isa, &x, rows, tiles, out, tail, &mut scratch.product) };

@@ -22,6 +22,7 @@ use super::pack::{RESIDUES, units_of};
 use super::spec::TILE;
 use super::{OutPtr, Packed, Scratch, Tail};
 use crate::dot::Activations;
+use crate::simd::Isa;
 use crate::simd::amx::Tiles;
 
 /// Rows of a block of activations.
@@ -30,6 +31,8 @@ pub(super) const BLOCK: usize = 16;
 /// Activation rows from which tiles pay: a started block costs as much as a full one, and expanding weights as much as a
 /// few blocks.
 const ROWS_LEAST: usize = 24;
+/// The same for [`plain`], which gains less.
+const ROWS_LEAST_PLAIN: usize = 64;
 
 /// Bytes of activations that are arranged at once; they stay in the L2 cache while weights pass by.
 const PANEL_SHARE: usize = 1200 << 10;
@@ -69,10 +72,12 @@ pub(super) struct Segment {
 
 /// The plan for products of this matrix with so many rows; none if tiles do not pay, or cannot serve it.
 pub(super) fn plan(packed: &Packed, digits: usize, rows: usize) -> Option<Plan> {
-    if rows < ROWS_LEAST || packed.units() == 0 {
-        return None;
-    }
-    if packed.spec.sub == 0 { plain::plan(packed.spec, digits) } else { scaled::plan(packed.spec, digits) }
+    let spec = packed.spec;
+    let (least, plan) = match spec.sub {
+        0 => (ROWS_LEAST_PLAIN, plain::plan(spec, digits)),
+        _ => (ROWS_LEAST, scaled::plan(spec, digits)),
+    };
+    plan.filter(|_| rows >= least && packed.units() > 0)
 }
 
 /// Accumulators of a segment.
@@ -83,6 +88,12 @@ fn residues_of(plan: &Plan, units: usize) -> usize {
 /// The most blocks that are arranged at once.
 fn blocks_most(plan: &Plan, units: usize) -> usize {
     (PANEL_SHARE / (units * plan.x_bytes)).max(1)
+}
+
+/// Rows that are arranged at once, when there are `rows`: parts of about equal size.
+pub(super) fn rows_at_once(packed: &Packed, plan: &Plan, rows: usize) -> usize {
+    let blocks = rows.div_ceil(BLOCK);
+    BLOCK * blocks.div_ceil(blocks.div_ceil(blocks_most(plan, packed.units())))
 }
 
 /// Bytes of scratch for at most `rows` rows.
@@ -125,9 +136,7 @@ pub(super) unsafe fn product(
     scratch: &mut Scratch,
 ) {
     let units = packed.units();
-    // Parts of about equal size.
-    let blocks = x_rows.len().div_ceil(BLOCK);
-    let at_once = blocks.div_ceil(blocks.div_ceil(blocks_most(plan, units)));
+    let at_once = rows_at_once(packed, plan, x_rows.len()) / BLOCK;
     let places = Places::of(plan, units, at_once);
     let residues = residues_of(plan, units);
     let panel = scratch.bytes(places.bytes);
@@ -139,7 +148,8 @@ pub(super) unsafe fn product(
         for first in x_rows.clone().step_by(at_once * BLOCK) {
             let rows = first..x_rows.end.min(first + at_once * BLOCK);
             let blocks = rows.len().div_ceil(BLOCK);
-            for b in 0..blocks {
+            let arranges = scratch.arranges(x, &rows, packed.spec.dtype, Isa::Amx);
+            for b in 0..if arranges { blocks } else { 0 } {
                 let rows = first + b * BLOCK..rows.end.min(first + (b + 1) * BLOCK);
                 (plan.write)(packed, x, rows, panel.add(b * units * plan.x_bytes));
             }
@@ -156,7 +166,11 @@ pub(super) unsafe fn product(
                     let codes = packed.tile_codes(tile).add(unit * packed.spec.code_bytes());
                     let scales = packed.tile_scales(tile).add(unit * packed.spec.scale_bytes());
                     (plan.expand)(codes, scales, here, weights);
+                    let last = residue + segment.residues == RESIDUES;
                     for b in 0..blocks {
+                        if last {
+                            prefetch_outputs(TILE * tile, first + b * BLOCK..rows.end, out);
+                        }
                         let x = panel.add((b * units + unit) * plan.x_bytes);
                         (plan.multiply)(&segment, x, results, totals.add(b * BLOCK));
                     }
@@ -168,6 +182,16 @@ pub(super) unsafe fn product(
                 }
             }
         }
+    }
+}
+
+/// Asks for the lines that a block's results go to: rows of a large output lie on pages of their own.
+#[target_feature(enable = "avx512f")]
+fn prefetch_outputs(col: usize, rows: Range<usize>, out: OutPtr) {
+    use std::arch::x86_64::*;
+    for row in rows.take(BLOCK) {
+        // SAFETY: a prefetch reads nothing, and the element is inside the caller's output.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(out.at(row, col).cast()) };
     }
 }
 

@@ -132,27 +132,28 @@ unsafe fn multiply<const MIN: bool>(
         return empty(segment, totals);
     }
     let (mut now, mut next) = (results.cast::<f32>(), results.wrapping_add(TILE_BYTES).cast::<f32>());
-    // Multiplies one unit into tile 0; its integers are in memory when a later unit is under way.
+    // Multiplies one unit; its integers are in memory when a later unit is under way. Neighbours use different tiles,
+    // because a tile is not renamed: the next unit would wait until this one's is stored.
     macro_rules! issue {
-        ($x:expr, $w:expr, $to:expr) => {
+        ($c:tt $a:tt $b:tt, $x:expr, $w:expr, $to:expr) => {
             asm!(
-                "tilezero tmm0",
-                "tileloadd tmm4, [{x} + {stride}]",
-                "tileloadd tmm6, [{w} + {stride}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tilestored [{to} + {stride}], tmm0",
+                concat!("tilezero ", $c),
+                concat!("tileloadd ", $a, ", [{x} + {stride}]"),
+                concat!("tileloadd ", $b, ", [{w} + {stride}]"),
+                concat!("tdpbf16ps ", $c, ", ", $a, ", ", $b),
+                concat!("tilestored [{to} + {stride}], ", $c),
                 x = in(reg) $x,
                 w = in(reg) $w,
                 to = in(reg) $to,
                 stride = in(reg) 64usize,
-                out("tmm0") _, out("tmm4") _, out("tmm6") _,
+                out($c) _, out($a) _, out($b) _,
                 options(nostack, preserves_flags),
             )
         };
     }
     // SAFETY: the caller's duty: as many units as counted follow each pointer.
     unsafe {
-        issue!(x, w, now);
+        issue!("tmm0" "tmm4" "tmm6", x, w, now);
         for residue in 0..segment.residues {
             let mut acc = [_mm512_setzero_ps(); BLOCK];
             for _ in 0..segment.counts[residue] {
@@ -160,8 +161,10 @@ unsafe fn multiply<const MIN: bool>(
                 let (x_after, w_after) = (x.add(TILE_BYTES).cast::<f32>(), w.add(TILE_BYTES).cast::<f32>());
                 x = x.add(UNIT_BYTES);
                 w = w.add(UNIT_BYTES);
-                if left > 0 {
-                    issue!(x, w, next);
+                match left {
+                    0 => {}
+                    _ if left % 2 == 0 => issue!("tmm0" "tmm4" "tmm6", x, w, next),
+                    _ => issue!("tmm1" "tmm5" "tmm7", x, w, next),
                 }
                 let d = _mm512_loadu_ps(w_after);
                 let min = if MIN { _mm512_loadu_ps(w_after.add(TILE)) } else { d };

@@ -15,18 +15,18 @@ use ingle_tensor::DType;
 
 /// Tiles of one digit of a unit: 64 columns each.
 const PARTS: usize = 4;
-/// Bytes of a row's sums, `[sub-unit][high, low]` bf16.
-const SUM_BYTES: usize = 32;
+/// Bytes of a row's sums, `[sub-unit][high, low]` bf16, and as many zeros: all tiles have one shape.
+const SUM_BYTES: usize = 64;
 /// Bits of the lower digit of code times sub-scale.
 const RADIX: u32 = 6;
 
 /// Activations of one digit: four tiles `[row][column]` int8, and 16 rows of sums.
 const X_DIGIT: usize = PARTS * TILE_BYTES + BLOCK * SUM_BYTES;
 /// Weights: four tiles `[word][output row][column of the word]` int8 of the upper digit, four of the lower, sub-minima
-/// `[sub-unit][output row][twice]` bf16, scales and minima of 16 rows.
-const W_BYTES: usize = 2 * PARTS * TILE_BYTES + 8 * 64 + 2 * 64;
+/// `[sub-unit][output row][twice]` bf16 and 8 rows of zeros, scales and minima of 16 rows.
 const W_MINS: usize = 2 * PARTS * TILE_BYTES;
-const W_SCALES: usize = W_MINS + 8 * 64;
+const W_SCALES: usize = W_MINS + TILE_BYTES;
+const W_BYTES: usize = W_SCALES + 2 * 64;
 
 /// Bytes of the integers of one digit row: upper, lower, minimum.
 const DIGIT_RESULTS: usize = 3 * TILE_BYTES;
@@ -56,7 +56,7 @@ pub(super) fn plan(spec: &Spec, digits: usize) -> Option<Plan> {
 /// # Safety
 /// AVX-512 is present; `rows`, not empty and at most 16, lie within the activations' layout, which is that of the matrix;
 /// `to` has room for the units of a row.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn write<const D: usize>(packed: &Packed, x: &Activations<'_>, rows: Range<usize>, to: *mut u8) {
     let layout = x.layout();
     let units = packed.units();
@@ -81,7 +81,7 @@ unsafe fn write<const D: usize>(packed: &Packed, x: &Activations<'_>, rows: Rang
                         let sums = from.add(layout.sum_offset(digit, row)).cast::<i16>();
                         let sums = _mm256_loadu_si256(sums.add(256 / SUM * u).cast());
                         let to = to.add(PARTS * TILE_BYTES + SUM_BYTES * r);
-                        to.cast::<__m256bh>().write_unaligned(split_sums(sums));
+                        to.cast::<__m512i>().write_unaligned(_mm512_zextsi256_si512(split_sums(sums)));
                     }
                     to.add(D * X_DIGIT).cast::<f32>().add(r).write(scales.add(u).read());
                     to = to.add(D * X_DIGIT + 64);
@@ -93,15 +93,14 @@ unsafe fn write<const D: usize>(packed: &Packed, x: &Activations<'_>, rows: Rang
 
 /// Sums of 16 columns to sums of 32, each as two bf16 that are exact: a multiple of 128 and the rest.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-fn split_sums(sums: __m256i) -> __m256bh {
+#[target_feature(enable = "avx2")]
+fn split_sums(sums: __m256i) -> __m256i {
     let sums = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
     let low = _mm256_and_si256(sums, _mm256_set1_epi32(127));
     let high = _mm256_sub_epi32(sums, low);
     let low = _mm256_castps_si256(_mm256_cvtepi32_ps(low));
     let high = _mm256_srli_epi32::<16>(_mm256_castps_si256(_mm256_cvtepi32_ps(high)));
-    // SAFETY: both are 32 bytes of plain data.
-    unsafe { std::mem::transmute(_mm256_or_si256(high, low)) }
+    _mm256_or_si256(high, low)
 }
 
 /// Expands units of a tile of weights.
@@ -145,6 +144,7 @@ unsafe fn expand<F: Format>(mut codes: *const u8, mut scales: *const u8, units: 
                         _mm512_cvtepi8_epi32(_mm_loadu_si128(sub_mins.add(2 * TILE * pair + 16).cast()));
                     sub_minima(both, more, to.add(W_MINS + 128 * pair));
                 }
+                to.add(W_MINS + TILE_BYTES / 2).write_bytes(0, TILE_BYTES / 2);
             }
             codes = codes.add(spec.code_bytes());
             scales = scales.add(spec.scale_bytes());
@@ -204,7 +204,7 @@ unsafe fn multiply<const MIN: bool, const D: usize>(
     // SAFETY: the caller's duty: as many units as counted follow each pointer.
     unsafe {
         if left > 0 {
-            issue::<MIN, D>(x, w, now);
+            issue::<MIN, D>(x, w, now, false);
         }
         for residue in 0..segment.residues {
             let mut acc = [_mm512_setzero_ps(); BLOCK];
@@ -215,7 +215,7 @@ unsafe fn multiply<const MIN: bool, const D: usize>(
                 x = x.add(D * X_DIGIT + 64);
                 w = w.add(W_BYTES);
                 if left > 0 {
-                    issue::<MIN, D>(x, w, next);
+                    issue::<MIN, D>(x, w, next, left % 2 == 1);
                 }
                 let d = _mm512_loadu_ps(factors);
                 let min = if MIN { _mm512_loadu_ps(factors.add(TILE)) } else { d };
@@ -264,51 +264,60 @@ unsafe fn ints(at: *const u8) -> __m512 {
     }
 }
 
-/// Multiplies one unit; its integers are in memory when a later one is under way.
+/// Multiplies one unit; its integers are in memory when a later one is under way. Neighbouring products use different
+/// tiles, because a tile is not renamed: the next would wait until this one's is stored.
 ///
 /// # Safety
 /// Tiles are configured; `x` and `w` hold a unit; `to` has room for its results.
 #[inline(always)]
-unsafe fn issue<const MIN: bool, const D: usize>(x: *const u8, w: *const u8, to: *mut u8) {
+unsafe fn issue<const MIN: bool, const D: usize>(x: *const u8, w: *const u8, to: *mut u8, odd: bool) {
+    macro_rules! products {
+        ($high:tt $low:tt, $x:expr, $w:expr, $to:expr) => {
+            asm!(
+                concat!("tilezero ", $high),
+                concat!("tilezero ", $low),
+                products!(@ $high $low 0 1024 2048 3072),
+                concat!("tilestored [{to} + {stride}], ", $high),
+                concat!("tilestored [{to} + {stride} + 1024], ", $low),
+                x = in(reg) $x,
+                w = in(reg) $w,
+                to = in(reg) $to,
+                stride = in(reg) 64usize,
+                out($high) _, out($low) _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack, preserves_flags),
+            )
+        };
+        (@ $high:tt $low:tt $($at:literal)*) => {
+            concat!($(
+                "tileloadd tmm5, [{x} + {stride} + ", $at, "]\n",
+                "tileloadd tmm6, [{w} + {stride} + ", $at, "]\n",
+                "tdpbssd ", $high, ", tmm5, tmm6\n",
+                "tileloadd tmm7, [{w} + {stride} + 4096 + ", $at, "]\n",
+                "tdpbssd ", $low, ", tmm5, tmm7\n",
+            )*)
+        };
+    }
     for digit in 0..D {
         let (x, to) = (x.wrapping_add(digit * X_DIGIT), to.wrapping_add(digit * DIGIT_RESULTS));
-        macro_rules! part {
-            ($($at:literal)*) => {concat!(
-                $("tileloadd tmm4, [{x} + {stride} + ", $at, "]\n",
-                "tileloadd tmm6, [{w} + {stride} + ", $at, "]\n",
-                "tdpbssd tmm0, tmm4, tmm6\n",
-                "tileloadd tmm6, [{w} + {stride} + 4096 + ", $at, "]\n",
-                "tdpbssd tmm1, tmm4, tmm6\n",)*
-            )};
-        }
         // SAFETY: reads and writes are inside a unit of each layout; tiles are not used by the compiler.
         unsafe {
-            asm!(
-                "tilezero tmm0",
-                "tilezero tmm1",
-                part!(0 1024 2048 3072),
-                "tilestored [{to} + {stride}], tmm0",
-                "tilestored [{to} + {stride} + 1024], tmm1",
-                x = in(reg) x,
-                w = in(reg) w,
-                to = in(reg) to,
-                stride = in(reg) 64usize,
-                out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _,
-                options(nostack, preserves_flags),
-            );
+            if (digit == 1) != odd {
+                products!("tmm2" "tmm3", x, w, to);
+            } else {
+                products!("tmm0" "tmm1", x, w, to);
+            }
             if MIN {
                 asm!(
-                    "tilezero tmm2",
-                    "tileloadd tmm5, [{x} + {half}]",
-                    "tileloadd tmm7, [{w} + {stride}]",
-                    "tdpbf16ps tmm2, tmm5, tmm7",
-                    "tilestored [{to} + {stride}], tmm2",
+                    "tilezero tmm4",
+                    "tileloadd tmm5, [{x} + {stride}]",
+                    "tileloadd tmm6, [{w} + {stride}]",
+                    "tdpbf16ps tmm4, tmm5, tmm6",
+                    "tilestored [{to} + {stride}], tmm4",
                     x = in(reg) x.wrapping_add(PARTS * TILE_BYTES),
                     w = in(reg) w.wrapping_add(W_MINS),
                     to = in(reg) to.wrapping_add(2 * TILE_BYTES),
-                    half = in(reg) SUM_BYTES,
                     stride = in(reg) 64usize,
-                    out("tmm2") _, out("tmm5") _, out("tmm7") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _,
                     options(nostack, preserves_flags),
                 );
             }
