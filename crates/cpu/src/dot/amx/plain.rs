@@ -163,7 +163,7 @@ unsafe fn multiply<const MIN: bool>(
                 w = w.add(UNIT_BYTES);
                 match left {
                     0 => {}
-                    _ if left % 2 == 0 => issue!("tmm0" "tmm4" "tmm6", x, w, next),
+                    _ if left.is_multiple_of(2) => issue!("tmm0" "tmm4" "tmm6", x, w, next),
                     _ => issue!("tmm1" "tmm5" "tmm7", x, w, next),
                 }
                 let d = _mm512_loadu_ps(w_after);
