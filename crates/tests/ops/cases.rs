@@ -73,6 +73,8 @@ pub enum Case {
         kv: KvType,
         window: Option<usize>,
         softcap: Option<f32>,
+        /// Input table (`q`, `k` or `v`) with rows that are not finite, huge, tiny or zero.
+        wild: Option<&'static str>,
     },
 }
 
@@ -219,10 +221,58 @@ pub fn cases() -> Vec<Case> {
                         kv,
                         window,
                         softcap,
+                        wild: None,
                     });
                 }
             }
         }
     }
+    blocks_of_attention(&mut cases);
     cases
+}
+
+/// Where blocks of queries, tiles, pages, chunks and windows begin and end in all ways that meet.
+fn blocks_of_attention(cases: &mut Vec<Case>) {
+    let shapes = [(9, 3, 64), (4, 1, 256), (8, 2, 128), (5, 5, 32), (6, 2, 80), (10, 2, 64), (8, 1, 64)];
+    let kinds = [KvType::F16, KvType::F16, KvType::F32, KvType::Q8_0, KvType::BF16];
+    let windows = [None, Some(1), None, Some(32), None, Some(33), None, Some(200)];
+    for (n, rows) in (1..=8).chain([11, 16, 17, 21, 22, 31, 32, 33, 40, 64]).enumerate() {
+        let past = [254, 224, 255, 256, 95, 257, 256 - rows][(3 * n + n / 7) % 7];
+        let (heads, kv_heads, head_dim) = shapes[n % shapes.len()];
+        let (kv, window) = (kinds[n % kinds.len()], windows[n % windows.len()]);
+        let softcap = (n % 9 == 4).then_some(30.0);
+        let wild = None;
+        cases.push(Case::Attention {
+            rows,
+            past,
+            apart: false,
+            heads,
+            kv_heads,
+            head_dim,
+            kv,
+            window,
+            softcap,
+            wild,
+        });
+    }
+    for wild in ["q", "k", "v"] {
+        for (rows, past) in [(1, 40), (2, 260), (7, 100), (33, 250)] {
+            let (window, softcap) = ((past == 250).then_some(9), (past == 100).then_some(30.0));
+            let (apart, wild) = (rows == 7, Some(wild));
+            let kv = if past == 40 { KvType::F32 } else { KvType::F16 };
+            let (heads, kv_heads, head_dim) = (9, 3, 64);
+            cases.push(Case::Attention {
+                rows,
+                past,
+                apart,
+                heads,
+                kv_heads,
+                head_dim,
+                kv,
+                window,
+                softcap,
+                wild,
+            });
+        }
+    }
 }

@@ -182,10 +182,10 @@ impl Rig {
                     *position = (row as u32 * 37) % 128;
                 }
             }
-            Case::Attention { past, apart, heads, kv_heads, head_dim, kv, window, .. } => {
-                draft.table("q", heads * head_dim, false);
-                draft.table("k", kv_heads * head_dim, false);
-                draft.table("v", kv_heads * head_dim, false);
+            Case::Attention { past, apart, heads, kv_heads, head_dim, kv, window, wild, .. } => {
+                for (name, heads) in [("q", heads), ("k", kv_heads), ("v", kv_heads)] {
+                    draft.table(name, heads * head_dim, wild == Some(name));
+                }
                 options.kv = kv;
                 let last = if apart { 1 } else { rows };
                 let group = KvGroup { window: window.filter(|_| !all) };

@@ -1,25 +1,36 @@
 //! Softmax attention over pages (NUMERICS.md section 3).
 //!
-//! A [`Block`] is some rows of one sequence and the query heads that share one head of keys and values. It is walked
-//! chunk by chunk of 256 positions: scores of all its queries, softmax, weighted values, and then either the merge into
-//! running totals, or the chunk's partial result stored for a later merge in order ([`Merge`]). Which of the two, and
-//! which rows share a block, cannot change a bit.
+//! A [`Block`] is some rows of one sequence and the query heads that share one head of keys and values: its queries. It
+//! is walked chunk by chunk of 256 positions: scores of all its queries, softmax, weighted values, and then either the
+//! merge into running totals, or the chunk's partial result stored for a later merge in order ([`Merge`]). Which of the
+//! two, and which rows share a block, cannot change a bit.
+//!
+//! The products run on tiles of queries. Where a block has several, keys and values are widened to f32 page by page,
+//! once for all of them, into memory that stays in the first cache.
 
 mod products;
+mod softmax;
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
-use ingle_graph::math::{self, Lanes};
 use ingle_graph::program::first_visible;
-use ingle_graph::{ATTENTION_CHUNK, AttentionSpec, Inputs, KvInputs, PAGE};
+use ingle_graph::{ATTENTION_CHUNK, AttentionSpec, Inputs, KvType, PAGE};
 
-use super::kv::{ACCUMULATORS, Pages};
-use super::tree;
+use super::kv::{F16, F32, Pages, Plain};
 use crate::simd::{Isa, Kernel, MAX_LANES, Vector};
-use products::{Scores, TILE, Values};
+use products::{Ahead, COLUMNS, Scores, TILE, VALUE_STEPS, Values, score_steps};
+pub use softmax::Merge;
+use softmax::{Stats, finish, merge, rescale, soften};
 
 /// Queries a block holds, at least: rows are added to it while they fit.
-pub const QUERIES: usize = 32;
+pub const QUERIES: usize = 64;
+
+/// Positions of values that are widened at a time.
+const SPAN: usize = 2 * PAGE;
+
+/// f32 between the largest scores of two queries, lane by lane.
+const MAX_STRIDE: usize = MAX_LANES;
 
 /// Positions a row at `position` may look at.
 pub fn allowed(spec: &AttentionSpec, position: usize) -> Range<usize> {
@@ -42,9 +53,13 @@ pub fn partial_len(head_dim: usize) -> usize {
     MAX_LANES + padded(head_dim)
 }
 
-/// A worker's memory for one block: queries in key order, scores of a chunk, a chunk's values, running totals.
+/// A worker's memory for one block.
 #[derive(Default)]
-pub struct Scratch(Vec<Line>);
+pub struct Scratch {
+    lines: Vec<Line>,
+    /// For each query, the positions of a chunk it may look at, relative to the chunk.
+    keys: Vec<Range<usize>>,
+}
 
 /// A whole vector, so that memory made of it is aligned for one.
 #[derive(Clone, Copy, Default)]
@@ -56,9 +71,12 @@ struct Line {
 impl Scratch {
     /// Makes room for blocks of `queries` queries.
     pub fn reserve(&mut self, queries: usize, head_dim: usize) {
-        let lines = (queries * (3 * padded(head_dim) + ATTENTION_CHUNK + 2)).div_ceil(MAX_LANES);
-        if self.0.len() < lines {
-            self.0.resize(lines, Line::default());
+        let (_, floats) = Memory::new(std::ptr::null_mut(), queries, head_dim);
+        if self.lines.len() < floats / MAX_LANES {
+            self.lines.resize(floats / MAX_LANES, Line::default());
+        }
+        if self.keys.len() < queries {
+            self.keys.resize(queries, 0..0);
         }
     }
 }
@@ -100,13 +118,12 @@ pub struct Block<'a> {
     pub chunks: Range<usize>,
     /// Where the result goes.
     pub sink: Sink,
-    /// Memory reserved for the block's queries.
-    pub scratch: &'a mut Scratch,
 }
 
-/// Pointers into [`Scratch`].
-#[derive(Clone, Copy)]
+/// Pointers into [`Scratch`], each to whole lines.
 struct Memory {
+    /// A page of keys `[head_dim][PAGE]`, or some dims of values `[SPAN][COLUMNS]`.
+    wide: *mut f32,
     /// `[queries][padded]`, dims in key order.
     q: *mut f32,
     /// `[queries][padded]` of the chunk.
@@ -115,55 +132,62 @@ struct Memory {
     total: *mut f32,
     /// `[queries][ATTENTION_CHUNK]`: scores, then weights.
     p: *mut f32,
-    /// `[queries][2]`: running maximum and sum.
-    state: *mut f32,
+    /// `[queries][MAX_STRIDE]`: largest scores of the chunk, lane by lane.
+    max: *mut f32,
+    /// `[queries]` each, of the chunk and running.
+    chunk: Stats,
+    running: Stats,
+    /// `[queries]` each: factors of the running values and of the chunk's.
+    old: *mut f32,
+    new: *mut f32,
+}
+
+impl Memory {
+    /// The parts from `base` on, and how many f32 they take.
+    fn new(base: *mut f32, queries: usize, head_dim: usize) -> (Self, usize) {
+        let mut floats = 0;
+        let mut take = |n: usize| {
+            let at = base.wrapping_add(floats);
+            floats += n.next_multiple_of(MAX_LANES);
+            at
+        };
+        let padded = padded(head_dim);
+        let memory = Self {
+            wide: take((PAGE * head_dim).max(SPAN * COLUMNS)),
+            q: take(queries * padded),
+            o: take(queries * padded),
+            total: take(queries * padded),
+            p: take(queries * ATTENTION_CHUNK),
+            max: take(queries * MAX_STRIDE),
+            chunk: Stats { max: take(queries), sum: take(queries) },
+            running: Stats { max: take(queries), sum: take(queries) },
+            old: take(queries),
+            new: take(queries),
+        };
+        (memory, floats)
+    }
 }
 
 /// One chunk of a block.
-pub struct Chunk<'a> {
-    spec: &'a AttentionSpec,
-    pages: Pages<'a>,
-    inputs: &'a Inputs,
-    /// Page tables of the layer's group.
-    tables: &'a KvInputs,
-    sequence: u32,
-    kv_head: usize,
+struct Chunk<'a> {
+    block: &'a Block<'a>,
+    memory: &'a Memory,
+    /// For each query, the positions it may look at, relative to the chunk.
+    keys: &'a [Range<usize>],
     /// First position.
     first: usize,
-    /// Elements between queries in memory of this module.
+    sequence: u32,
     padded: usize,
-}
-
-impl Chunk<'_> {
-    /// Keys of the block's head in the page that holds position `at` of the chunk.
-    fn keys(&self, at: usize) -> *const u8 {
-        // SAFETY: `Inputs::check` bounds the pages of positions that a row of the step may look at by the pool.
-        unsafe { self.page(at).add(self.pages.layout.key_offset(self.kv_head)) }
-    }
-
-    /// Values of the block's head in the page that holds position `at` of the chunk.
-    fn values(&self, at: usize) -> *const u8 {
-        // SAFETY: as above.
-        unsafe { self.page(at).add(self.pages.layout.value_offset(self.kv_head)) }
-    }
-
-    fn page(&self, at: usize) -> *const u8 {
-        let page = self.tables.page(self.sequence, self.first + at);
-        // SAFETY: as above.
-        unsafe { self.pages.page(page) }
-    }
-
-    /// Positions of the chunk that a row may look at, relative to it.
-    fn allowed(&self, row: usize) -> Range<usize> {
-        let allowed = allowed(self.spec, self.inputs.positions[row] as usize);
-        let clip = |position: usize| position.clamp(self.first, self.first + ATTENTION_CHUNK) - self.first;
-        clip(allowed.start)..clip(allowed.end)
-    }
 }
 
 impl Block<'_> {
     fn group(&self) -> usize {
         self.spec.heads / self.spec.kv_heads
+    }
+
+    /// Queries: rows times heads.
+    fn queries(&self) -> usize {
+        self.rows.len() * self.group()
     }
 
     /// Row of query `i`.
@@ -178,270 +202,346 @@ impl Block<'_> {
     }
 
     /// Walks the chunks.
-    pub fn run(self, isa: Isa) {
+    pub fn run(&self, isa: Isa, scratch: &mut Scratch) {
         let (head_dim, padded) = (self.spec.head_dim, padded(self.spec.head_dim));
-        let queries = self.rows.len() * self.group();
-        self.scratch.reserve(queries, head_dim);
-        let base = self.scratch.0.as_mut_ptr().cast::<f32>();
+        let queries = self.queries();
+        scratch.reserve(queries, head_dim);
+        let (memory, _) = Memory::new(scratch.lines.as_mut_ptr().cast(), queries, head_dim);
+        let keys = &mut scratch.keys[..queries];
         // SAFETY: `reserve` made room for all parts; q holds the rows and heads of the block, the sink too.
         unsafe {
-            let memory = Memory {
-                q: base,
-                o: base.add(queries * padded),
-                total: base.add(2 * queries * padded),
-                p: base.add(3 * queries * padded),
-                state: base.add(queries * (3 * padded + ATTENTION_CHUNK)),
-            };
             for i in 0..queries {
                 let q = self.q.add(self.offset(i, self.spec.heads * head_dim));
                 for (to, &dim) in self.pages.layout.order.iter().enumerate() {
                     memory.q.add(i * padded + to).write(q.add(dim as usize).read());
                 }
-                begin(memory.state.add(2 * i), memory.total.add(i * padded), padded);
+                memory.running.max.add(i).write(f32::NEG_INFINITY);
+                memory.running.sum.add(i).write(0.0);
             }
+            memory.total.write_bytes(0, queries * padded);
             for chunk in self.chunks.clone() {
-                let chunk = Chunk {
-                    spec: self.spec,
-                    pages: self.pages,
-                    inputs: self.inputs,
-                    tables: &self.inputs.kv[self.pages.group],
-                    sequence: self.inputs.sequences[self.rows.start],
-                    kv_head: self.kv_head,
-                    first: chunk * ATTENTION_CHUNK,
-                    padded,
-                };
-                for tile in (0..queries).step_by(TILE) {
-                    self.attend(isa, &chunk, &memory, tile..queries.min(tile + TILE));
+                let first = chunk * ATTENTION_CHUNK;
+                for (i, keys) in keys.iter_mut().enumerate() {
+                    let allowed = allowed(self.spec, self.inputs.positions[self.row(i)] as usize);
+                    *keys = clip(&allowed, &(first..first + ATTENTION_CHUNK));
                 }
+                let sequence = self.inputs.sequences[self.rows.start];
+                Chunk { block: self, memory: &memory, keys, first, sequence, padded }.run(isa);
             }
             if let Sink::Rows { out, stride } = self.sink {
-                for i in 0..queries {
-                    isa.run(Finish {
-                        total: memory.total.add(i * padded),
-                        sum: memory.state.add(2 * i + 1).read(),
-                        out: out.add(self.offset(i, stride)),
-                        head_dim,
-                    });
-                }
+                isa.run(Rows { block: self, memory: &memory, out, stride });
             }
         }
     }
+}
 
-    /// One chunk for at most [`TILE`] queries.
+/// The part of `keys` that is in `span`, relative to it.
+#[inline(always)]
+fn clip(keys: &Range<usize>, span: &Range<usize>) -> Range<usize> {
+    keys.start.clamp(span.start, span.end) - span.start..keys.end.clamp(span.start, span.end) - span.start
+}
+
+/// Calls `run` of one of the two products with the number of queries of a tile as a constant.
+macro_rules! sized {
+    ($product:ident, $n:expr, $ahead:ident, $($argument:expr),*) => {
+        match $n {
+            1 => $product.run::<V, 1, $ahead>($($argument),*),
+            2 => $product.run::<V, 2, $ahead>($($argument),*),
+            3 => $product.run::<V, 3, $ahead>($($argument),*),
+            _ => $product.run::<V, TILE, $ahead>($($argument),*),
+        }
+    };
+}
+
+impl Chunk<'_> {
+    /// Scores, softmax, weighted values; then the merge, or the partial result.
     ///
     /// # Safety
-    /// The memory is that of this block's queries.
-    unsafe fn attend(&self, isa: Isa, chunk: &Chunk<'_>, memory: &Memory, tile: Range<usize>) {
-        let (n, padded, kind) = (tile.len(), chunk.padded, self.pages.layout.kind);
-        let mut keys = [const { 0..0 }; TILE];
-        for (keys, query) in keys.iter_mut().zip(tile.clone()) {
-            *keys = chunk.allowed(self.row(query));
-        }
-        let keys = &keys[..n];
-        // Queries with nothing to look at in this chunk, where others of the tile have something, skip it.
-        let wanted = || keys.iter().filter(|keys| !keys.is_empty());
+    /// The memory is that of the block's queries.
+    unsafe fn run(&self, isa: Isa) {
+        // Queries with nothing to look at in this chunk, where others of the block have something, skip it.
+        let wanted = || self.keys.iter().filter(|keys| !keys.is_empty());
         let (Some(from), Some(to)) = (wanted().map(|k| k.start).min(), wanted().map(|k| k.end).max()) else {
             return;
         };
-        // SAFETY: offsets of these queries; pages of the chunk.
-        unsafe {
-            let q = memory.q.add(tile.start * padded);
-            let p = memory.p.add(tile.start * ATTENTION_CHUNK);
-            let o = memory.o.add(tile.start * padded);
-            products::run(Scores { chunk, from, to, q, out: p }, isa, kind, n);
-            let mut outcome = [(0.0, 0.0); TILE];
-            for (i, keys) in keys.iter().enumerate().filter(|(_, keys)| !keys.is_empty()) {
-                let (p, outcome) = (p.add(i * ATTENTION_CHUNK), &mut outcome[i]);
-                isa.run(Softmax { p, keys: keys.clone(), outcome });
-            }
-            o.write_bytes(0, n * padded);
-            // Positions that all look at are read once for all; the ragged ends, in order, for each query alone.
-            let start = keys.iter().map(|k| k.start).max().unwrap_or(0);
-            let end = keys.iter().map(|k| k.end).min().unwrap_or(0).max(start);
-            let alone = |i: usize, from: usize, to: usize| {
-                if from < to {
-                    let (p, o) = (p.add(i * ATTENTION_CHUNK), o.add(i * padded));
-                    products::run(Values { chunk, from, to, p, o }, isa, kind, 1);
-                }
-            };
-            for (i, keys) in keys.iter().enumerate() {
-                alone(i, keys.start, keys.end.min(start));
-            }
-            if start < end {
-                products::run(Values { chunk, from: start, to: end, p, o }, isa, kind, n);
-            }
-            for (i, keys) in keys.iter().enumerate() {
-                alone(i, keys.start.max(end), keys.end);
-            }
-            for (i, _) in keys.iter().enumerate().filter(|(_, keys)| !keys.is_empty()) {
-                let ((m, l), o, query) = (outcome[i], o.add(i * padded), tile.start + i);
-                match self.sink {
-                    Sink::Rows { .. } => {
-                        let (state, total) = (memory.state.add(2 * query), memory.total.add(query * padded));
-                        isa.run(MergeOne { m, l, o, state, total, padded });
-                    }
-                    Sink::Partial { out, stride } => {
-                        let out = out.add(query * stride);
-                        out.write(m);
-                        out.add(1).write(l);
-                        o.copy_to_nonoverlapping(out.add(MAX_LANES), padded);
-                    }
-                }
-            }
+        let pages = from / PAGE * PAGE..to.next_multiple_of(PAGE);
+        let keys = from..to;
+        // One tile reads straight from pages of the plain types.
+        let kind = self.block.pages.layout.kind;
+        match Some(kind).filter(|_| self.keys.len() <= TILE) {
+            Some(KvType::F16) => isa.run(ScorePages::<F16, true>::new(self, pages)),
+            Some(KvType::F32) => isa.run(ScorePages::<F32, true>::new(self, pages)),
+            _ => isa.run(ScorePages::<F32, false>::new(self, pages)),
         }
+        isa.run(Softmax { chunk: self });
+        match Some(kind).filter(|_| self.keys.len() <= TILE) {
+            Some(KvType::F16) => isa.run(ValuePages::<F16, true>::new(self, keys)),
+            Some(KvType::F32) => isa.run(ValuePages::<F32, true>::new(self, keys)),
+            _ => isa.run(ValuePages::<F32, false>::new(self, keys)),
+        }
+        isa.run(Put { chunk: self });
+    }
+
+    /// Whether all queries may look at all of `span`.
+    fn open(&self, span: &Range<usize>) -> bool {
+        self.keys.iter().all(|keys| keys.start <= span.start && span.end <= keys.end)
+    }
+
+    /// Queries that may look at anything here.
+    fn queries(&self) -> impl Iterator<Item = usize> {
+        self.keys.iter().enumerate().filter(|(_, keys)| !keys.is_empty()).map(|(i, _)| i)
+    }
+
+    /// Keys of the block's head in the page that holds position `at` of the chunk.
+    fn page_keys(&self, at: usize) -> *const u8 {
+        // SAFETY: `Inputs::check` bounds the pages of positions that a row of the step may look at by the pool.
+        unsafe { self.page(at).add(self.block.pages.layout.key_offset(self.block.kv_head)) }
+    }
+
+    /// Values of the block's head in the page that holds position `at` of the chunk.
+    fn page_values(&self, at: usize) -> *const u8 {
+        // SAFETY: as above.
+        unsafe { self.page(at).add(self.block.pages.layout.value_offset(self.block.kv_head)) }
+    }
+
+    fn page(&self, at: usize) -> *const u8 {
+        let tables = &self.block.inputs.kv[self.block.pages.group];
+        let page = tables.page(self.sequence, self.first + at);
+        // SAFETY: as above.
+        unsafe { self.block.pages.page(page) }
     }
 }
 
-/// Running values before the first chunk.
-unsafe fn begin(state: *mut f32, total: *mut f32, padded: usize) {
-    // SAFETY: state holds a maximum and a sum, total a padded head.
-    unsafe {
-        state.write(f32::NEG_INFINITY);
-        state.add(1).write(0.0);
-        total.write_bytes(0, padded);
+/// Scores of all queries with the keys of some pages of a chunk, which are of type `E`, or were widened to it unless
+/// they are read `DIRECT`ly, by one tile.
+struct ScorePages<'a, E, const DIRECT: bool> {
+    chunk: &'a Chunk<'a>,
+    pages: Range<usize>,
+    element: PhantomData<E>,
+}
+
+impl<'a, E, const DIRECT: bool> ScorePages<'a, E, DIRECT> {
+    fn new(chunk: &'a Chunk<'a>, pages: Range<usize>) -> Self {
+        Self { chunk, pages, element: PhantomData }
     }
 }
 
-/// Merges one chunk's maximum, sum and values into the running ones.
-struct MergeOne {
-    m: f32,
-    l: f32,
-    /// A padded head.
-    o: *const f32,
-    /// A maximum and a sum.
-    state: *mut f32,
-    /// A padded head.
-    total: *mut f32,
-    padded: usize,
-}
-
-impl Kernel for MergeOne {
+impl<E: Plain, const DIRECT: bool> Kernel for ScorePages<'_, E, DIRECT> {
     #[inline(always)]
     fn run<V: Vector>(self) {
-        let Self { m, l, o, state, total, padded } = self;
-        // SAFETY: the fields' own promise.
+        let Self { chunk, pages, element } = self;
+        let Chunk { memory, padded, .. } = *chunk;
+        let layout = chunk.block.pages.layout;
+        // SAFETY: pages of the chunk; memory of the block.
         unsafe {
-            let (big_m, big_l) = (state.read(), state.add(1).read());
-            let merged = ingle_graph::reference::max(big_m, m);
-            let (a, b) = (math::exp(big_m - merged), math::exp(m - merged));
-            state.write(merged);
-            state.add(1).write(l.fma(b, big_l * a));
-            for d in (0..padded).step_by(V::LANES) {
-                let rescaled = V::load(total.add(d)).mul(V::splat(a));
-                V::load(o.add(d)).fma(V::splat(b), rescaled).store(total.add(d));
+            for i in 0..chunk.keys.len() {
+                for lane in (0..MAX_STRIDE).step_by(V::LANES) {
+                    V::splat(f32::NEG_INFINITY).store(memory.max.add(i * MAX_STRIDE + lane));
+                }
+            }
+            for page in pages.clone().step_by(PAGE) {
+                let mut block = chunk.page_keys(page);
+                // The values of the first page follow the keys of the last.
+                let (next, bytes) = if page + PAGE == pages.end {
+                    (chunk.page_values(pages.start), layout.value_bytes)
+                } else {
+                    (chunk.page_keys(page + PAGE), layout.key_bytes)
+                };
+                let ahead = Ahead::new(next, bytes, score_steps::<V>(layout));
+                if !DIRECT {
+                    layout.widen_keys::<V>(block, memory.wide);
+                    block = memory.wide.cast();
+                }
+                let span = page..page + PAGE;
+                let open = chunk.open(&span);
+                for tile in (0..chunk.keys.len()).step_by(TILE) {
+                    let keys = &chunk.keys[tile..chunk.keys.len().min(tile + TILE)];
+                    let mut inside = [const { 0..0 }; TILE];
+                    if !open {
+                        for (inside, keys) in inside.iter_mut().zip(keys) {
+                            *inside = clip(keys, &span);
+                        }
+                        if inside.iter().all(|inside| inside.is_empty()) {
+                            continue;
+                        }
+                    }
+                    let inside = Some(&inside[..keys.len()]).filter(|_| !open);
+                    let scores = Scores {
+                        element,
+                        spec: chunk.block.spec,
+                        layout,
+                        keys: block,
+                        q: memory.q.add(tile * padded),
+                        padded,
+                        out: memory.p.add(tile * ATTENTION_CHUNK + page),
+                        max: memory.max.add(tile * MAX_STRIDE),
+                    };
+                    sized!(scores, keys.len(), DIRECT, inside, ahead);
+                }
             }
         }
     }
 }
 
-/// out = total / sum
-struct Finish {
-    /// A padded head.
-    total: *const f32,
-    sum: f32,
-    /// A head.
-    out: *mut f32,
-    head_dim: usize,
-}
-
-impl Kernel for Finish {
-    #[inline(always)]
-    fn run<V: Vector>(self) {
-        let Self { total, sum, out, head_dim } = self;
-        let whole = head_dim / V::LANES * V::LANES;
-        // SAFETY: the fields' own promise.
-        unsafe {
-            for d in (0..whole).step_by(V::LANES) {
-                V::load(total.add(d)).div(V::splat(sum)).store(out.add(d));
-            }
-            if whole < head_dim {
-                let last = V::load(total.add(whole)).div(V::splat(sum));
-                last.store_first(out.add(whole), head_dim - whole);
-            }
-        }
-    }
-}
-
-/// Turns the scores of a chunk into weights, +0 where `keys` does not reach in the pages it touches; the outcome is
-/// their maximum and the sum of the weights.
+/// Weights from the scores of a chunk.
 struct Softmax<'a> {
-    /// `[ATTENTION_CHUNK]`
-    p: *mut f32,
-    keys: Range<usize>,
-    outcome: &'a mut (f32, f32),
+    chunk: &'a Chunk<'a>,
 }
 
 impl Kernel for Softmax<'_> {
     #[inline(always)]
     fn run<V: Vector>(self) {
-        let Self { p, keys, outcome } = self;
-        let (from, to) = (keys.start / PAGE * PAGE, keys.end.next_multiple_of(PAGE));
-        let (start, end) = (V::splat(keys.start as f32), V::splat(keys.end as f32));
-        let mut sums = [0.0f32; ACCUMULATORS];
-        // SAFETY: p holds the chunk, of which the pages are whole; sums are whole vectors.
+        let Chunk { memory, keys, .. } = *self.chunk;
+        // SAFETY: memory of the block, with scores of all pages that a query looks at.
         unsafe {
-            let mut max = V::splat(f32::NEG_INFINITY);
-            let mut number = max.le(max);
-            let mut at = V::ramp().add(V::splat(from as f32));
-            for j in (from..to).step_by(V::LANES) {
-                let inside = V::both(start.le(at), at.lt(end));
-                let s = V::select(inside, V::load(p.add(j)), V::splat(f32::NEG_INFINITY));
-                number = V::both(number, s.le(V::splat(f32::INFINITY)));
-                max = max.max(s);
-                at = at.add(V::splat(V::LANES as f32));
+            for (i, keys) in keys.iter().enumerate() {
+                let (p, max) = (memory.p.add(i * ATTENTION_CHUNK), memory.max.add(i * MAX_STRIDE));
+                let (m, l) = if keys.is_empty() { (0.0, 0.0) } else { soften::<V>(p, keys, max) };
+                memory.chunk.max.add(i).write(m);
+                memory.chunk.sum.add(i).write(l);
             }
-            // NaN wins, as in every maximum of the contract.
-            let m = if V::count(number) == V::LANES { max.largest() } else { f32::NAN };
-            // Accumulator j % 32 takes the weights at j, j + 32, ... in order.
-            for lane in (0..ACCUMULATORS).step_by(V::LANES) {
-                let mut sum = V::splat(0.0);
-                let mut at = V::ramp().add(V::splat((from + lane) as f32));
-                for j in (from + lane..to).step_by(ACCUMULATORS) {
-                    let inside = V::both(start.le(at), at.lt(end));
-                    let weight = math::exp(V::load(p.add(j)).sub(V::splat(m)));
-                    let weight = V::select(inside, weight, V::splat(0.0));
-                    weight.store(p.add(j));
-                    sum = sum.add(weight);
-                    at = at.add(V::splat(ACCUMULATORS as f32));
-                }
-                sum.store(sums.as_mut_ptr().add(lane));
-            }
-            *outcome = (m, tree::<V>(sums.as_mut_ptr(), ACCUMULATORS));
         }
     }
 }
 
-/// Merges the partial results of one row in order and writes the finished heads.
-pub struct Merge<'a> {
-    /// Shape and rules.
-    pub spec: &'a AttentionSpec,
-    /// `[heads][1 + chunks]` of [`partial_len`] f32: room for the totals, then the row's partial results.
-    pub partials: *mut f32,
-    /// f32 between two heads.
-    pub stride: usize,
-    /// Chunks of the row.
-    pub chunks: usize,
-    /// `heads * head_dim` f32.
-    pub out: *mut f32,
+/// Weighted values of some positions of a chunk for all queries; types as in [`ScorePages`].
+struct ValuePages<'a, E, const DIRECT: bool> {
+    chunk: &'a Chunk<'a>,
+    keys: Range<usize>,
+    element: PhantomData<E>,
 }
 
-impl Kernel for Merge<'_> {
+impl<'a, E, const DIRECT: bool> ValuePages<'a, E, DIRECT> {
+    fn new(chunk: &'a Chunk<'a>, keys: Range<usize>) -> Self {
+        Self { chunk, keys, element: PhantomData }
+    }
+}
+
+impl<E: Plain, const DIRECT: bool> Kernel for ValuePages<'_, E, DIRECT> {
     #[inline(always)]
     fn run<V: Vector>(self) {
-        let (head_dim, padded) = (self.spec.head_dim, padded(self.spec.head_dim));
-        // SAFETY: the fields' own promise.
+        let Self { chunk, keys, element } = self;
+        let Chunk { memory, padded, .. } = *chunk;
+        let layout = chunk.block.pages.layout;
+        // SAFETY: pages of the chunk; memory of the block.
         unsafe {
-            for head in 0..self.spec.heads {
-                let state = self.partials.add(head * self.stride);
-                let total = state.add(MAX_LANES);
-                begin(state, total, padded);
-                for chunk in 1..=self.chunks {
-                    let partial = state.add(chunk * partial_len(head_dim));
-                    let (m, l, o) = (partial.read(), partial.add(1).read(), partial.add(MAX_LANES));
-                    MergeOne { m, l, o, state, total, padded }.run::<V>();
+            memory.o.write_bytes(0, chunk.keys.len() * padded);
+            // Pages are apart in the pool, but not where they are widened.
+            let span = if DIRECT { PAGE } else { SPAN };
+            for first in (keys.start / span * span..keys.end).step_by(span) {
+                let span = first..first + span;
+                let open = chunk.open(&span);
+                for d in (0..padded).step_by(COLUMNS) {
+                    let width = COLUMNS.min(padded - d);
+                    let (values, stride, ahead) = if DIRECT {
+                        let block = chunk.page_values(first);
+                        let more = span.end < keys.end;
+                        let next = if more { chunk.page_values(span.end) } else { block };
+                        let bytes = layout.value_bytes * width / padded;
+                        let ahead = Ahead::new(next.wrapping_add(E::BYTES * PAGE * d), bytes, VALUE_STEPS);
+                        (block.add(E::BYTES * d), padded, ahead)
+                    } else {
+                        for page in span.clone().step_by(PAGE) {
+                            let wanted = clip(&keys, &(page..page + PAGE));
+                            if !wanted.is_empty() {
+                                let block = chunk.page_values(page);
+                                let out = memory.wide.add((page - first) * COLUMNS);
+                                layout.widen_values::<V>(block, wanted, d..d + width, out, COLUMNS);
+                            }
+                        }
+                        (memory.wide.cast_const().cast(), COLUMNS, Ahead::NOTHING)
+                    };
+                    let values = |i: usize| Values {
+                        element,
+                        values,
+                        stride,
+                        width,
+                        p: memory.p.add(i * ATTENTION_CHUNK + first),
+                        o: memory.o.add(i * padded + d),
+                        padded,
+                    };
+                    for tile in (0..chunk.keys.len()).step_by(TILE) {
+                        let all = &chunk.keys[tile..chunk.keys.len().min(tile + TILE)];
+                        let tile_values = values(tile);
+                        if open {
+                            sized!(tile_values, all.len(), DIRECT, 0..span.len(), ahead);
+                            continue;
+                        }
+                        // What all queries of the tile look at in the span, and around it what only some do.
+                        let parts = || all.iter().map(|keys| clip(keys, &span));
+                        let start = parts().map(|k| k.start).max().unwrap_or(0);
+                        let end = parts().map(|k| k.end).min().unwrap_or(0).max(start);
+                        for (i, keys) in parts().enumerate().filter(|(_, keys)| keys.start < start) {
+                            values(tile + i).run::<V, 1, false>(keys.start..keys.end.min(start), ahead);
+                        }
+                        if start < end {
+                            sized!(tile_values, all.len(), DIRECT, start..end, ahead);
+                        }
+                        for (i, keys) in parts().enumerate().filter(|(_, keys)| keys.end > end) {
+                            values(tile + i).run::<V, 1, false>(keys.start.max(end)..keys.end, ahead);
+                        }
+                    }
                 }
-                let (sum, out) = (state.add(1).read(), self.out.add(head * head_dim));
-                Finish { total, sum, out, head_dim }.run::<V>();
+            }
+        }
+    }
+}
+
+/// Merges a chunk into the running values, or writes its partial results.
+struct Put<'a> {
+    chunk: &'a Chunk<'a>,
+}
+
+impl Kernel for Put<'_> {
+    #[inline(always)]
+    fn run<V: Vector>(self) {
+        let chunk = self.chunk;
+        let Chunk { memory, keys, padded, .. } = *chunk;
+        // SAFETY: memory of the block; the sink's.
+        unsafe {
+            match chunk.block.sink {
+                Sink::Rows { .. } => {
+                    for i in (0..keys.len()).step_by(V::LANES) {
+                        let (old, new) = (memory.old.add(i), memory.new.add(i));
+                        merge::<V>(memory.chunk.at(i), memory.running.at(i), old, new);
+                    }
+                    for i in chunk.queries() {
+                        let (old, new) = (memory.old.add(i).read(), memory.new.add(i).read());
+                        let (o, total) = (memory.o.add(i * padded), memory.total.add(i * padded));
+                        rescale::<V>(total, old, o, new, padded);
+                    }
+                }
+                Sink::Partial { out, stride } => {
+                    for i in chunk.queries() {
+                        let out = out.add(i * stride);
+                        out.write(memory.chunk.max.add(i).read());
+                        out.add(1).write(memory.chunk.sum.add(i).read());
+                        memory.o.add(i * padded).copy_to_nonoverlapping(out.add(MAX_LANES), padded);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Writes the finished rows.
+struct Rows<'a> {
+    block: &'a Block<'a>,
+    memory: &'a Memory,
+    out: *mut f32,
+    stride: usize,
+}
+
+impl Kernel for Rows<'_> {
+    #[inline(always)]
+    fn run<V: Vector>(self) {
+        let Self { block, memory, out, stride } = self;
+        let head_dim = block.spec.head_dim;
+        for i in 0..block.queries() {
+            // SAFETY: memory of the block; the sink's.
+            unsafe {
+                let (total, sum) = (memory.total.add(i * padded(head_dim)), memory.running.sum.add(i).read());
+                finish::<V>(total, sum, out.add(block.offset(i, stride)), head_dim);
             }
         }
     }

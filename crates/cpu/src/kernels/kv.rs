@@ -6,6 +6,7 @@
 //! through and holds six partial sums instead of 32.
 
 use std::io;
+use std::ops::Range;
 
 use ingle_graph::program::KvLayer;
 use ingle_graph::reference::kv_q8_0;
@@ -36,9 +37,9 @@ pub struct PageLayout {
     /// Rows of each accumulator, in the order of `order`.
     pub leaves: [usize; ACCUMULATORS],
     /// Bytes of the keys of one head.
-    key_bytes: usize,
+    pub key_bytes: usize,
     /// Bytes of the values of one head.
-    value_bytes: usize,
+    pub value_bytes: usize,
 }
 
 /// The order in which a tree over 32 accumulators, upper half onto lower half, needs them depth first: bits reversed.
@@ -71,6 +72,80 @@ impl PageLayout {
             leaves: std::array::from_fn(|step| (leaf(step)..head_dim).step_by(ACCUMULATORS).len()),
             key_bytes: bytes(head_dim),
             value_bytes: bytes(padded_dim),
+        }
+    }
+
+    /// Widens the keys of one head in a page to f32: `[head_dim][PAGE]`, rows in the order of `order`.
+    ///
+    /// # Safety
+    /// `block` is the keys of a head in a page of this layout; `out` has room for all of them.
+    #[inline(always)]
+    pub unsafe fn widen_keys<V: Vector>(&self, block: *const u8, out: *mut f32) {
+        // SAFETY: the caller's.
+        unsafe {
+            match self.kind {
+                KvType::F16 => self.widen_keys_of::<V, F16>(block, out),
+                KvType::BF16 => self.widen_keys_of::<V, BF16>(block, out),
+                KvType::F32 => self.widen_keys_of::<V, F32>(block, out),
+                KvType::Q8_0 => self.widen_keys_of::<V, Q8_0>(block, out),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn widen_keys_of<V: Vector, E: Element>(&self, block: *const u8, out: *mut f32) {
+        for (row, &dim) in self.order.iter().enumerate() {
+            for at in (0..PAGE).step_by(V::LANES) {
+                // SAFETY: the caller's.
+                unsafe {
+                    E::keys::<V>(block, self, row, dim as usize / UNIT, at).store(out.add(row * PAGE + at));
+                }
+            }
+        }
+    }
+
+    /// Widens values of one head in a page to f32: those of positions `keys` and dims `dims`, whole vectors of them.
+    /// The value at position `at` goes to `at * stride`.
+    ///
+    /// # Safety
+    /// `block` is the values of a head in a page of this layout, positions and dims are inside; `out` has room for
+    /// [`PAGE`] times `stride`.
+    #[inline(always)]
+    pub unsafe fn widen_values<V: Vector>(
+        &self,
+        block: *const u8,
+        keys: Range<usize>,
+        dims: Range<usize>,
+        out: *mut f32,
+        stride: usize,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            match self.kind {
+                KvType::F16 => self.widen_values_of::<V, F16>(block, keys, dims, out, stride),
+                KvType::BF16 => self.widen_values_of::<V, BF16>(block, keys, dims, out, stride),
+                KvType::F32 => self.widen_values_of::<V, F32>(block, keys, dims, out, stride),
+                KvType::Q8_0 => self.widen_values_of::<V, Q8_0>(block, keys, dims, out, stride),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn widen_values_of<V: Vector, E: Element>(
+        &self,
+        block: *const u8,
+        keys: Range<usize>,
+        dims: Range<usize>,
+        out: *mut f32,
+        stride: usize,
+    ) {
+        for at in keys {
+            for dim in dims.clone().step_by(V::LANES) {
+                // SAFETY: the caller's.
+                unsafe {
+                    E::value::<V>(block, self, at, dim).store(out.add(at * stride + dim - dims.start));
+                }
+            }
         }
     }
 
@@ -170,9 +245,7 @@ impl Pages<'_> {
 ///
 /// # Safety
 /// Of every method: `block` is the keys or values of one head in a page of this type and layout, and indices are inside.
-pub trait Element: Copy {
-    /// Bytes of one element.
-    const BYTES: usize;
+trait Element: Copy {
     /// Dim-row `row` (whose dim is in unit `unit`) of keys `at..at + LANES`.
     unsafe fn keys<V: Vector>(block: *const u8, layout: &PageLayout, row: usize, unit: usize, at: usize)
     -> V;
@@ -180,38 +253,38 @@ pub trait Element: Copy {
     unsafe fn value<V: Vector>(block: *const u8, layout: &PageLayout, at: usize, dim: usize) -> V;
 }
 
+/// An element type whose elements stand alone.
+pub trait Plain: Copy {
+    /// Bytes of one element.
+    const BYTES: usize;
+    /// `LANES` elements.
+    ///
+    /// # Safety
+    /// `from` is readable for them; it needs no alignment.
+    unsafe fn load<V: Vector>(from: *const u8) -> V;
+}
+
 /// Marks f16 elements.
 #[derive(Clone, Copy)]
 pub struct F16;
 /// Marks bfloat16 elements.
 #[derive(Clone, Copy)]
-pub struct BF16;
+struct BF16;
 /// Marks f32 elements.
 #[derive(Clone, Copy)]
 pub struct F32;
 /// Marks int8 elements with a scale per [`UNIT`].
 #[derive(Clone, Copy)]
-pub struct Q8_0;
+struct Q8_0;
 
 macro_rules! plain {
     ($ty:ident, $bytes:literal, $load:expr) => {
-        impl Element for $ty {
+        impl Plain for $ty {
             const BYTES: usize = $bytes;
             #[inline(always)]
-            unsafe fn keys<V: Vector>(
-                block: *const u8,
-                _: &PageLayout,
-                row: usize,
-                _: usize,
-                at: usize,
-            ) -> V {
+            unsafe fn load<V: Vector>(from: *const u8) -> V {
                 // SAFETY: the caller's.
-                unsafe { $load(block.add($bytes * (row * PAGE + at))) }
-            }
-            #[inline(always)]
-            unsafe fn value<V: Vector>(block: *const u8, layout: &PageLayout, at: usize, dim: usize) -> V {
-                // SAFETY: the caller's.
-                unsafe { $load(block.add($bytes * (at * layout.padded_dim + dim))) }
+                unsafe { $load(from) }
             }
         }
     };
@@ -220,6 +293,19 @@ plain!(F16, 2, V::load_f16);
 plain!(BF16, 2, V::load_bf16);
 plain!(F32, 4, load_f32);
 
+impl<E: Plain> Element for E {
+    #[inline(always)]
+    unsafe fn keys<V: Vector>(block: *const u8, _: &PageLayout, row: usize, _: usize, at: usize) -> V {
+        // SAFETY: the caller's.
+        unsafe { E::load(block.add(E::BYTES * (row * PAGE + at))) }
+    }
+    #[inline(always)]
+    unsafe fn value<V: Vector>(block: *const u8, layout: &PageLayout, at: usize, dim: usize) -> V {
+        // SAFETY: the caller's.
+        unsafe { E::load(block.add(E::BYTES * (at * layout.padded_dim + dim))) }
+    }
+}
+
 #[inline(always)]
 unsafe fn load_f32<V: Vector>(from: *const u8) -> V {
     // SAFETY: the caller's; loads need no alignment.
@@ -227,7 +313,6 @@ unsafe fn load_f32<V: Vector>(from: *const u8) -> V {
 }
 
 impl Element for Q8_0 {
-    const BYTES: usize = 1;
     #[inline(always)]
     unsafe fn keys<V: Vector>(
         block: *const u8,

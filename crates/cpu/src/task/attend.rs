@@ -87,25 +87,16 @@ pub fn attend(
     let chunks = |row: usize| attention::chunks(spec, frame.inputs.positions[row] as usize);
     let longest = (0..rows).map(|row| chunks(row).len()).max().unwrap_or(0);
     let pages = frame.pool.layer(spec.layer);
+    let group = spec.heads / spec.kv_heads;
     let mut block = |rows: Range<usize>, kv_head, chunks, sink| {
-        let block = Block {
-            spec,
-            pages,
-            inputs: frame.inputs,
-            q: q.row(frame, 0),
-            rows,
-            kv_head,
-            chunks,
-            sink,
-            scratch: &mut scratch.attention,
-        };
-        block.run(frame.isa);
+        let q = q.row(frame, 0);
+        let block = Block { spec, pages, inputs: frame.inputs, q, rows, kv_head, chunks, sink };
+        block.run(frame.isa, &mut scratch.attention);
     };
     if longest > 1 && rows * spec.kv_heads < few(worker.workers()) {
         let partial = attention::partial_len(spec.head_dim);
         let stride = (1 + longest) * partial;
         let partials = start(&frame.spare.partials).cast::<f32>();
-        let group = spec.heads / spec.kv_heads;
         worker.share(rows * spec.kv_heads * longest, |item| {
             let (row, kv_head) = (item / longest / spec.kv_heads, item / longest % spec.kv_heads);
             let chunks = chunks(row);
@@ -119,14 +110,15 @@ pub fn attend(
                 block(row..row + 1, kv_head, chunk..chunk + 1, Sink::Partial { out, stride });
             }
         });
-        worker.share(rows, |row| {
-            // SAFETY: as above; a row of the result.
-            let (partials, out) =
-                unsafe { (partials.add(row * spec.heads * stride), out.add(row * q.cols())) };
-            frame.isa.run(Merge { spec, partials, stride, chunks: chunks(row).len(), out });
+        worker.share(rows * spec.kv_heads, |item| {
+            let chunks = chunks(item / spec.kv_heads).len();
+            for head in item * group..(item + 1) * group {
+                // SAFETY: as above; a head of a row of the result.
+                let (partials, out) = unsafe { (partials.add(head * stride), out.add(head * spec.head_dim)) };
+                frame.isa.run(Merge { spec, partials, chunks, out });
+            }
         });
     } else {
-        let group = spec.heads / spec.kv_heads;
         let height = (attention::QUERIES / group).min(rows * spec.kv_heads / few(worker.workers())).max(1);
         let blocks = rows.div_ceil(height);
         worker.share(blocks * spec.kv_heads, |item| {

@@ -1,261 +1,308 @@
-//! The two products of attention over one chunk: queries with keys, weights with values.
+//! The two products of attention over one page: queries with keys, weights with values.
+//!
+//! Elements are widened as they are read; where they were widened before, for many tiles of queries, they are read as
+//! f32.
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use ingle_graph::math;
-use ingle_graph::{ATTENTION_CHUNK, KvType, PAGE};
+use ingle_graph::{ATTENTION_CHUNK, AttentionSpec, PAGE};
 
-use super::Chunk;
-use crate::kernels::kv::{ACCUMULATORS, BF16, Element, F16, F32, PageLayout, Q8_0};
-use crate::simd::{Isa, Kernel, Vector, prefetch};
+use super::MAX_STRIDE;
+use crate::kernels::kv::{ACCUMULATORS, PageLayout, Plain};
+use crate::simd::{MAX_LANES, Vector, prefetch};
 
 /// Queries that share one read of keys or values.
 pub const TILE: usize = 4;
 
-/// Vectors of dims that one pass over the values accumulates.
-const COLUMNS: usize = 4;
+/// Dims of values that are widened at a time, so that a page of them stays in the first cache.
+pub const COLUMNS: usize = 4 * MAX_LANES;
 
 /// Accumulators that are added before their sum is put aside.
 const FOUR: usize = 4;
 
-/// One of the two products, for `N` neighbouring queries of a block and a stretch of positions.
-pub trait Product: Copy {
-    /// The product of one element type.
-    fn run<V: Vector, E: Element, const N: usize>(self);
-}
+/// Parts of a score that are put aside.
+const PARTS: usize = ACCUMULATORS / FOUR;
 
-/// A product with its element type and number of queries.
-struct Typed<P, E, const N: usize>(P, PhantomData<E>);
-
-impl<P: Product, E: Element, const N: usize> Kernel for Typed<P, E, N> {
-    #[inline(always)]
-    fn run<V: Vector>(self) {
-        self.0.run::<V, E, N>();
-    }
-}
-
-/// Runs a product for `queries` queries, 1 to [`TILE`].
-pub fn run<P: Product>(product: P, isa: Isa, kind: KvType, queries: usize) {
-    match kind {
-        KvType::F16 => sized::<P, F16>(product, isa, queries),
-        KvType::BF16 => sized::<P, BF16>(product, isa, queries),
-        KvType::F32 => sized::<P, F32>(product, isa, queries),
-        KvType::Q8_0 => sized::<P, Q8_0>(product, isa, queries),
-    }
-}
-
-fn sized<P: Product, E: Element>(product: P, isa: Isa, queries: usize) {
-    match queries {
-        1 => isa.run(Typed::<P, E, 1>(product, PhantomData)),
-        2 => isa.run(Typed::<P, E, 2>(product, PhantomData)),
-        3 => isa.run(Typed::<P, E, 3>(product, PhantomData)),
-        _ => isa.run(Typed::<P, E, TILE>(product, PhantomData)),
-    }
-}
-
-/// Scores of queries with the keys of all pages that `keys` touches: scaled and capped.
+/// Memory that will be read next, asked for in equal steps meanwhile.
 #[derive(Clone, Copy)]
-pub struct Scores<'a> {
-    /// The chunk.
-    pub chunk: &'a Chunk<'a>,
-    /// First position, relative to the chunk.
-    pub from: usize,
-    /// One past the last.
-    pub to: usize,
+pub struct Ahead {
+    at: *const u8,
+    /// Bytes of a step.
+    step: usize,
+}
+
+impl Ahead {
+    /// Nowhere, for calls that ask for nothing.
+    pub const NOTHING: Self = Self { at: std::ptr::null(), step: 0 };
+
+    /// `bytes` from `at` on, in `steps` steps. The memory need not be readable.
+    pub fn new(at: *const u8, bytes: usize, steps: usize) -> Self {
+        Self { at, step: bytes / steps }
+    }
+
+    #[inline(always)]
+    fn step(&self, i: usize) {
+        prefetch(self.at.wrapping_add(i * self.step));
+    }
+}
+
+/// Scores of `N` neighbouring queries with all keys of a page: scaled and capped.
+pub struct Scores<'a, E> {
+    /// Type of the keys.
+    pub element: PhantomData<E>,
+    /// Shape and rules.
+    pub spec: &'a AttentionSpec,
+    /// Layout of the page.
+    pub layout: &'a PageLayout,
+    /// `[head_dim][PAGE]`, dims in key order.
+    pub keys: *const u8,
     /// `[N][padded]`, dims in key order.
     pub q: *const f32,
-    /// `[N][ATTENTION_CHUNK]`
+    /// Elements between queries.
+    pub padded: usize,
+    /// `[N]` from here on, [`ATTENTION_CHUNK`] apart.
     pub out: *mut f32,
+    /// `[N][MAX_STRIDE]`: the largest score so far, lane by lane.
+    pub max: *mut f32,
 }
 
-impl Product for Scores<'_> {
+/// Steps of [`Ahead`] that the scores of a page make.
+pub fn score_steps<V: Vector>(layout: &PageLayout) -> usize {
+    PAGE / V::LANES * layout.head_dim
+}
+
+impl<E: Plain> Scores<'_, E> {
+    /// Computes the scores. Where a query may not look at all of the page, `inside` says where. With `AHEAD`, asks for
+    /// what is read next.
+    ///
+    /// # Safety
+    /// The fields hold what they say.
     #[inline(always)]
-    fn run<V: Vector, E: Element, const N: usize>(self) {
-        let spec = self.chunk.spec;
-        let pages = self.from / PAGE * PAGE..self.to.next_multiple_of(PAGE);
-        // SAFETY: pages of the chunk, and memory for N queries: the fields' promise.
+    pub unsafe fn run<V: Vector, const N: usize, const AHEAD: bool>(
+        &self,
+        inside: Option<&[Range<usize>]>,
+        ahead: Ahead,
+    ) {
+        // SAFETY: the caller's.
         unsafe {
-            for page in pages.clone().step_by(PAGE) {
-                let block = self.chunk.keys(page);
-                // The values of the first page follow the keys of the last.
-                let last = page + PAGE == pages.end;
-                let next = if last { self.chunk.values(pages.start) } else { self.chunk.keys(page + PAGE) };
-                for at in (0..PAGE).step_by(V::LANES) {
-                    let sums = match self.chunk.pages.layout.head_dim {
-                        _ if V::LANES == 1 => self.dot::<V, E, N, 0>(block, next, at),
-                        64 => self.dot::<V, E, N, 2>(block, next, at),
-                        128 => self.dot::<V, E, N, 4>(block, next, at),
-                        256 => self.dot::<V, E, N, 8>(block, next, at),
-                        _ => self.dot::<V, E, N, 0>(block, next, at),
-                    };
-                    for i in 0..N {
-                        let mut s = sums[i].mul(V::splat(spec.scale));
-                        if let Some(cap) = spec.softcap {
+            match self.layout.head_dim {
+                64 if V::LANES == MAX_LANES => self.page::<V, N, 2, 2, AHEAD>(inside, ahead),
+                128 if V::LANES == MAX_LANES => self.page::<V, N, 4, 2, AHEAD>(inside, ahead),
+                256 if V::LANES == MAX_LANES => self.page::<V, N, 8, 2, AHEAD>(inside, ahead),
+                64 if V::LANES > 1 => self.page::<V, N, 2, 1, AHEAD>(inside, ahead),
+                128 if V::LANES > 1 => self.page::<V, N, 4, 1, AHEAD>(inside, ahead),
+                256 if V::LANES > 1 => self.page::<V, N, 8, 1, AHEAD>(inside, ahead),
+                _ => self.page::<V, N, 0, 1, AHEAD>(inside, ahead),
+            }
+        }
+    }
+
+    /// `C` vectors of keys at a time, with `DIMS` dims to each accumulator (0 where they differ).
+    #[inline(always)]
+    unsafe fn page<V: Vector, const N: usize, const DIMS: usize, const C: usize, const AHEAD: bool>(
+        &self,
+        inside: Option<&[Range<usize>]>,
+        mut ahead: Ahead,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            for first in (0..PAGE).step_by(C * V::LANES) {
+                let sums = self.dot::<V, N, DIMS, C, AHEAD>(first, &mut ahead);
+                for i in 0..N {
+                    let mut max = V::load(self.max.add(i * MAX_STRIDE));
+                    for c in 0..C {
+                        let at = first + c * V::LANES;
+                        let mut s = sums[i][c].mul(V::splat(self.spec.scale));
+                        if let Some(cap) = self.spec.softcap {
                             let cap = V::splat(cap);
                             s = cap.mul(math::tanh(s.div(cap)));
                         }
-                        s.store(self.out.add(i * ATTENTION_CHUNK + page + at));
+                        s.store(self.out.add(i * ATTENTION_CHUNK + at));
+                        if let Some(inside) = inside {
+                            s = V::select(within::<V>(&inside[i], at), s, V::splat(f32::NEG_INFINITY));
+                        }
+                        max = max.max(s);
                     }
+                    max.store(self.max.add(i * MAX_STRIDE));
                 }
             }
         }
     }
+
+    /// Dot products of `N` queries with `C` vectors of keys from `at` on, in `f32x32`.
+    #[inline(always)]
+    unsafe fn dot<V: Vector, const N: usize, const DIMS: usize, const C: usize, const AHEAD: bool>(
+        &self,
+        at: usize,
+        ahead: &mut Ahead,
+    ) -> [[V; C]; N] {
+        let mut parts = [const { MaybeUninit::<[[V; C]; N]>::uninit() }; PARTS];
+        // SAFETY: the walk reads each row of keys once, and as many elements of each query; every part is written.
+        unsafe {
+            let mut walk = Walk { keys: self.keys.add(E::BYTES * at), q: self.q, ahead, scores: self };
+            for (i, part) in parts.iter_mut().enumerate() {
+                let a = walk.leaf::<V, N, DIMS, C, AHEAD>(FOUR * i);
+                let b = walk.leaf::<V, N, DIMS, C, AHEAD>(FOUR * i + 1);
+                let ab = add(a, b);
+                let c = walk.leaf::<V, N, DIMS, C, AHEAD>(FOUR * i + 2);
+                let d = walk.leaf::<V, N, DIMS, C, AHEAD>(FOUR * i + 3);
+                part.write(add(ab, add(c, d)));
+            }
+            let [a, b, c, d, e, f, g, h] = parts.map(|part| part.assume_init());
+            add(add(add(a, b), add(c, d)), add(add(e, f), add(g, h)))
+        }
+    }
 }
 
-impl Scores<'_> {
-    /// Dot products of `N` queries with keys `at..at + LANES` of a page, in `f32x32`, with `DIMS` dims to each
-    /// accumulator (0 where they differ). What is read next is asked for meanwhile.
-    #[inline(always)]
-    unsafe fn dot<V: Vector, E: Element, const N: usize, const DIMS: usize>(
-        &self,
-        block: *const u8,
-        next: *const u8,
-        at: usize,
-    ) -> [V; N] {
-        let layout = self.chunk.pages.layout;
-        let mut walk = Walk { block, next, layout, at, q: self.q, padded: self.chunk.padded, row: 0 };
-        let mut parts = [[V::splat(0.0); N]; ACCUMULATORS / FOUR];
-        // SAFETY: the walk reads each of the head's rows of keys once, and as many elements of each query.
-        unsafe {
-            for (i, part) in parts.iter_mut().enumerate() {
-                let a = walk.leaf::<V, E, N, DIMS>(FOUR * i);
-                let b = walk.leaf::<V, E, N, DIMS>(FOUR * i + 1);
-                let ab = add(a, b);
-                let c = walk.leaf::<V, E, N, DIMS>(FOUR * i + 2);
-                let d = walk.leaf::<V, E, N, DIMS>(FOUR * i + 3);
-                *part = add(ab, add(c, d));
-            }
-        }
-        let [a, b, c, d, e, f, g, h] = parts;
-        add(add(add(a, b), add(c, d)), add(add(e, f), add(g, h)))
-    }
+/// Positions `at..at + LANES` that are in `range`.
+#[inline(always)]
+pub fn within<V: Vector>(range: &Range<usize>, at: usize) -> V::Mask {
+    let at = V::ramp().add(V::splat(at as f32));
+    V::both(V::splat(range.start as f32).le(at), at.lt(V::splat(range.end as f32)))
 }
 
 /// Lane-wise sums of `N` queries.
 #[inline(always)]
-fn add<V: Vector, const N: usize>(a: [V; N], b: [V; N]) -> [V; N] {
+fn add<V: Vector, const N: usize, const C: usize>(a: [[V; C]; N], b: [[V; C]; N]) -> [[V; C]; N] {
     let mut sum = a;
     for i in 0..N {
-        sum[i] = a[i].add(b[i]);
+        for c in 0..C {
+            sum[i][c] = a[i][c].add(b[i][c]);
+        }
     }
     sum
 }
 
-/// Position in the rows of keys of one head, which are read once and in order.
-struct Walk<'a> {
-    block: *const u8,
-    next: *const u8,
-    layout: &'a PageLayout,
-    at: usize,
+/// Position in the rows of keys, which are read once and in order.
+struct Walk<'a, E> {
+    keys: *const u8,
     q: *const f32,
-    padded: usize,
-    row: usize,
+    ahead: &'a mut Ahead,
+    scores: &'a Scores<'a, E>,
 }
 
-impl Walk<'_> {
+impl<E: Plain> Walk<'_, E> {
     /// One accumulator: an FMA chain from +0 over its dims, which are 32 apart.
     #[inline(always)]
-    unsafe fn leaf<V: Vector, E: Element, const N: usize, const DIMS: usize>(
+    unsafe fn leaf<V: Vector, const N: usize, const DIMS: usize, const C: usize, const AHEAD: bool>(
         &mut self,
         step: usize,
-    ) -> [V; N] {
-        let mut sum = [V::splat(0.0); N];
-        let dims = if DIMS == 0 { self.layout.leaves[step] } else { DIMS };
-        for unit in 0..dims {
-            // SAFETY: rows below head_dim, in the block and in each padded query.
+    ) -> [[V; C]; N] {
+        let mut sum = [[V::splat(0.0); C]; N];
+        let dims = if DIMS == 0 { self.scores.layout.leaves[step] } else { DIMS };
+        for dim in 0..dims {
+            // SAFETY: a row of the page, and an element of each padded query.
             unsafe {
-                prefetch(self.next.wrapping_add((self.row * PAGE + self.at) * E::BYTES));
-                let k: V = E::keys(self.block, self.layout, self.row, unit, self.at);
+                let mut k = [V::splat(0.0); C];
+                for c in 0..C {
+                    if AHEAD {
+                        self.ahead.step(C * dim + c);
+                    }
+                    k[c] = E::load(self.keys.add(E::BYTES * (dim * PAGE + c * V::LANES)));
+                }
                 for i in 0..N {
-                    sum[i] = V::splat(self.q.add(i * self.padded + self.row).read()).fma(k, sum[i]);
+                    let q = V::splat(self.q.add(i * self.scores.padded + dim).read());
+                    for c in 0..C {
+                        sum[i][c] = q.fma(k[c], sum[i][c]);
+                    }
                 }
             }
-            self.row += 1;
+        }
+        // SAFETY: the next row, or the end.
+        unsafe {
+            self.keys = self.keys.add(E::BYTES * dims * PAGE);
+            self.q = self.q.add(dims);
+            if AHEAD {
+                self.ahead.at = self.ahead.at.wrapping_add(C * dims * self.ahead.step);
+            }
         }
         sum
     }
 }
 
-/// Adds the weighted values of positions to the sums of `N` queries, in order of positions.
-#[derive(Clone, Copy)]
-pub struct Values<'a> {
-    /// The chunk.
-    pub chunk: &'a Chunk<'a>,
-    /// First position, relative to the chunk.
-    pub from: usize,
-    /// One past the last.
-    pub to: usize,
-    /// `[N][ATTENTION_CHUNK]` weights.
+/// Adds the weighted values of some positions to the sums of `N` neighbouring queries, in order of positions.
+pub struct Values<E> {
+    /// Type of the values.
+    pub element: PhantomData<E>,
+    /// `[positions][stride]` of them from these dims on.
+    pub values: *const u8,
+    /// Elements between positions.
+    pub stride: usize,
+    /// Dims in use, whole vectors.
+    pub width: usize,
+    /// `[N]` weights of these positions from here on, [`ATTENTION_CHUNK`] apart.
     pub p: *const f32,
-    /// `[N][padded]` sums.
+    /// `[N]` sums of these dims from here on, `padded` apart.
     pub o: *mut f32,
+    /// Elements between queries.
+    pub padded: usize,
 }
 
-impl Product for Values<'_> {
+/// Steps of [`Ahead`] that the values of a page make.
+pub const VALUE_STEPS: usize = 2 * PAGE;
+
+impl<E: Plain> Values<E> {
+    /// Adds the values of `keys`, some of the positions. With `AHEAD`, asks for what is read next.
+    ///
+    /// # Safety
+    /// The fields hold what they say.
     #[inline(always)]
-    fn run<V: Vector, E: Element, const N: usize>(self) {
-        let padded = self.chunk.padded;
-        let mut from = self.from;
-        while from < self.to {
-            let to = self.to.min((from / PAGE + 1) * PAGE);
-            // SAFETY: a page of the chunk, and memory for N queries: the fields' promise.
-            unsafe {
-                let block = self.chunk.values(from);
-                let next = if to < self.to { self.chunk.values(to) } else { block };
-                let mut d = 0;
-                while d + COLUMNS * V::LANES <= padded {
-                    self.columns::<V, E, N, COLUMNS>(block, next, from..to, d);
-                    d += COLUMNS * V::LANES;
-                }
-                while d < padded {
-                    self.columns::<V, E, N, 1>(block, next, from..to, d);
-                    d += V::LANES;
-                }
+    pub unsafe fn run<V: Vector, const N: usize, const AHEAD: bool>(&self, keys: Range<usize>, ahead: Ahead) {
+        let mut d = 0;
+        // SAFETY: the caller's.
+        unsafe {
+            if V::LANES == MAX_LANES && self.width == COLUMNS {
+                return self.columns::<V, N, 4, AHEAD>(keys, d, ahead);
             }
-            from = to;
+            while d + 2 * V::LANES <= self.width {
+                self.columns::<V, N, 2, AHEAD>(keys.clone(), d, ahead);
+                d += 2 * V::LANES;
+            }
+            if d < self.width {
+                self.columns::<V, N, 1, AHEAD>(keys, d, ahead);
+            }
         }
     }
-}
 
-impl Values<'_> {
-    /// `C` vectors of dims from `d` on, positions of one page. What is read next is asked for meanwhile.
+    /// `C` vectors of dims from `d` on.
     #[inline(always)]
-    unsafe fn columns<V: Vector, E: Element, const N: usize, const C: usize>(
+    unsafe fn columns<V: Vector, const N: usize, const C: usize, const AHEAD: bool>(
         &self,
-        block: *const u8,
-        next: *const u8,
         keys: Range<usize>,
         d: usize,
+        ahead: Ahead,
     ) {
-        let (layout, padded) = (self.chunk.pages.layout, self.chunk.padded);
         // SAFETY: as in `run`.
         unsafe {
+            let o = |i: usize, c: usize| self.o.add(i * self.padded + d + c * V::LANES);
             let mut sums = [[V::splat(0.0); C]; N];
             for i in 0..N {
                 for c in 0..C {
-                    sums[i][c] = V::load(self.o.add(i * padded + d + c * V::LANES));
+                    sums[i][c] = V::load(o(i, c));
                 }
             }
             for key in keys {
-                let mut values = [V::splat(0.0); C];
-                let line = (key % PAGE * padded + d) * E::BYTES;
-                for byte in (0..C * V::LANES * E::BYTES).step_by(64) {
-                    prefetch(next.wrapping_add(line + byte));
+                if AHEAD {
+                    ahead.step(2 * key);
+                    ahead.step(2 * key + 1);
                 }
+                let mut v = [V::splat(0.0); C];
                 for c in 0..C {
-                    values[c] = E::value(block, layout, key % PAGE, d + c * V::LANES);
+                    v[c] = E::load(self.values.add(E::BYTES * (key * self.stride + d + c * V::LANES)));
                 }
                 for i in 0..N {
                     let p = V::splat(self.p.add(i * ATTENTION_CHUNK + key).read());
                     for c in 0..C {
-                        sums[i][c] = p.fma(values[c], sums[i][c]);
+                        sums[i][c] = p.fma(v[c], sums[i][c]);
                     }
                 }
             }
             for i in 0..N {
                 for c in 0..C {
-                    sums[i][c].store(self.o.add(i * padded + d + c * V::LANES));
+                    sums[i][c].store(o(i, c));
                 }
             }
         }

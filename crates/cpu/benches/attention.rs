@@ -1,0 +1,211 @@
+//! Speed of attention alone, at the shapes of two small models: GFLOP/s (two for each product of a query's or a
+//! weight's element) and the share of the rate of fused multiply-adds measured beside it.
+//!
+//!     cargo bench -p ingle-cpu --bench attention [-- [threads] [part of a name]]
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ingle_cpu::{Cpu, CpuOptions, Isa, Team};
+use ingle_graph::op::AttentionSpec;
+use ingle_graph::{
+    Backend, Bucket, Builder, Graph, Inputs, KvInputs, KvPlan, KvType, PAGE, PlanKey, PlanOptions, passes,
+};
+use ingle_tensor::{Checkpoint, DType, gguf};
+
+/// Name, query heads, heads of keys and values, elements of a head.
+const SHAPES: [(&str, usize, usize, usize); 2] = [("smollm2-135m", 9, 3, 64), ("gemma-3-270m", 4, 1, 256)];
+
+/// Rows of the input tables.
+const TABLE: usize = 61;
+
+/// Most rows of a step.
+const CHUNK: usize = 512;
+
+/// Measurements of one line, of which the median counts; each as long as so many flops take.
+const REPEATS: usize = 7;
+const FLOPS: f64 = 2e9;
+
+fn main() {
+    // `cargo bench` passes flags of its own.
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    let threads = args.first().and_then(|arg| arg.parse().ok());
+    let only = &args[usize::from(threads.is_some()).min(args.len())..];
+    let mut cpu = Cpu::new(&CpuOptions { threads: threads.unwrap_or(0), isa: None }).expect("threads");
+    let fma = Fma(Team::new(cpu.threads()).expect("threads"), cpu.isa());
+    println!("{}, {:.0} GFLOP/s of fused multiply-adds", cpu.describe(), fma.rate());
+    for (model, heads, kv_heads, head_dim) in SHAPES {
+        for kv in [KvType::F16, KvType::Q8_0] {
+            for (rows, keys) in
+                [1, 8, 32, 512].into_iter().flat_map(|rows| [128, 512, 2048].map(|keys| (rows, keys)))
+            {
+                let name = format!("{model} {kv} rows {rows} keys {keys}");
+                if rows > keys || !only.iter().all(|part| name.contains(part.as_str())) {
+                    continue;
+                }
+                let spec = AttentionSpec {
+                    layer: 0,
+                    heads,
+                    kv_heads,
+                    head_dim,
+                    scale: 1.0 / (head_dim as f32).sqrt(),
+                    window: None,
+                    softcap: None,
+                };
+                println!("{}", line(&mut cpu, &fma, &name, &spec, kv, rows, keys));
+            }
+        }
+    }
+}
+
+/// Fills the cache with the keys before the last `rows`, then measures steps of those rows.
+fn line(
+    cpu: &mut Cpu,
+    fma: &Fma,
+    name: &str,
+    spec: &AttentionSpec,
+    kv: KvType,
+    rows: usize,
+    keys: usize,
+) -> String {
+    let (graph, checkpoint) = model(spec);
+    let options = PlanOptions { kv, ..PlanOptions::default() };
+    let plan = KvPlan::uniform(&graph, 1 + keys.div_ceil(PAGE), keys);
+    cpu.load(&graph, checkpoint, &options, plan).expect("a small model");
+    let mut done = 0;
+    while done < keys - rows {
+        let n = CHUNK.min(keys - rows - done);
+        run(cpu, &graph, &options, &step(done..done + n, keys));
+        done += n;
+    }
+    let flops: f64 = (done..keys).map(|p| (p + 1) as f64 * 4.0 * (spec.heads * spec.head_dim) as f64).sum();
+    cpu.set_profile(true);
+    let inputs = step(done..keys, keys);
+    let prepared = run(cpu, &graph, &options, &inputs);
+    let mut measured: Vec<(f64, f64)> = Vec::new();
+    for _ in 0..REPEATS {
+        let peak = fma.rate();
+        let (mut seconds, steps) = (0.0, ((FLOPS / flops) as usize).clamp(1, 500));
+        for _ in 0..steps {
+            cpu.run(prepared, &inputs).expect("a step");
+            let profile = cpu.profile().expect("a profiled run");
+            let times = profile.program.steps().zip(&profile.times);
+            seconds +=
+                times.filter(|(step, _)| step.op.name() == "attention").map(|(_, t)| t.seconds).sum::<f64>();
+        }
+        let rate = flops * steps as f64 / seconds / 1e9;
+        measured.push((rate / peak, rate));
+    }
+    measured.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (share, rate) = measured[REPEATS / 2];
+    let mut line = format!("{name:40}");
+    write!(line, "{rate:8.1} GFLOP/s {:5.1}% of FMA", 100.0 * share).expect("a string");
+    line
+}
+
+fn run(cpu: &mut Cpu, graph: &Graph, options: &PlanOptions, inputs: &Inputs) -> ingle_graph::Prepared {
+    let bucket = Bucket::holding(inputs.tokens.len(), 1, inputs.wanted.len());
+    let key = PlanKey { bucket, options: options.clone() };
+    let program = Arc::new(passes::compile(graph, &key).expect("a small graph"));
+    let prepared = cpu.prepare(program).expect("a small program");
+    cpu.run(prepared, inputs).expect("a step");
+    prepared
+}
+
+/// One layer's attention; queries, keys and values are rows of tables.
+fn model(spec: &AttentionSpec) -> (Graph, Arc<Checkpoint>) {
+    let mut writer = gguf::Writer::new();
+    writer.set("general.architecture", "bench").expect("a fresh key");
+    let tables = [("q", spec.heads), ("k", spec.kv_heads), ("v", spec.kv_heads)];
+    for (name, heads) in tables {
+        let cols = heads * spec.head_dim;
+        let value = |i: usize| ((i * 7919 + i / 83) % 1009) as f32 / 500.0 - 1.0;
+        let bytes: Vec<u8> = (0..TABLE * cols).flat_map(|i| value(i).to_le_bytes()).collect();
+        writer.tensor(name, DType::F32, &[TABLE, cols], bytes).expect("a fresh tensor");
+    }
+    let file = tempfile::Builder::new().suffix(".gguf").tempfile().expect("a temporary file");
+    writer.write(&mut file.as_file()).expect("room for a small file");
+    let checkpoint = Arc::new(Checkpoint::open(file.path()).expect("the file just written"));
+    let mut b = Builder::new(&checkpoint);
+    b.set_layer(Some(0));
+    let [q, k, v] = tables.map(|(name, heads)| b.embed(name, TABLE, heads * spec.head_dim, 1.0));
+    let layer = b.kv_layer(spec.kv_heads, spec.head_dim, spec.window);
+    b.kv_store(layer, k, v);
+    let y = b.attention(q, spec.clone());
+    b.output("y", y);
+    (b.finish().expect("a small graph"), checkpoint)
+}
+
+/// Tokens at these positions of a sequence of at most `keys`.
+fn step(positions: std::ops::Range<usize>, keys: usize) -> Inputs {
+    let stride = keys.div_ceil(PAGE);
+    let mut kv = KvInputs { table_stride: stride, ..KvInputs::default() };
+    kv.tables = (1..=stride as u32).collect();
+    let mut inputs = Inputs::default();
+    for position in positions {
+        kv.cells.push((kv.page(0, position) * PAGE + position % PAGE) as u32);
+        inputs.tokens.push((position % TABLE) as u32);
+        inputs.positions.push(position as u32);
+        inputs.sequences.push(0);
+        inputs.wanted.push(inputs.wanted.len() as u32);
+    }
+    inputs.kv.push(kv);
+    inputs
+}
+
+/// Chains of multiply-adds that fill the widest vectors: sixteen of them.
+const WIDE: usize = 256;
+
+/// The rate of fused multiply-adds of all threads.
+struct Fma(Team, Isa);
+
+impl Fma {
+    /// GFLOP/s.
+    fn rate(&self) -> f64 {
+        const ROUNDS: usize = 400_000;
+        let start = Instant::now();
+        self.0.run(&|_, _| {
+            std::hint::black_box(match self.1 {
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: the backend runs with this instruction set, so the processor has it.
+                Isa::Avx512 | Isa::Amx => unsafe { rounds_avx512(ROUNDS) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                Isa::Avx2 => unsafe { rounds_avx2(ROUNDS) },
+                _ => rounds::<{ WIDE / 32 }>(ROUNDS),
+            });
+        });
+        let width = match self.1 {
+            Isa::Avx512 | Isa::Amx => WIDE,
+            Isa::Avx2 => WIDE / 4,
+            Isa::Scalar => WIDE / 32,
+        };
+        2.0 * (width * ROUNDS * self.0.size()) as f64 / start.elapsed().as_secs_f64() / 1e9
+    }
+}
+
+/// `N` chains of `n` fused multiply-adds.
+#[inline(always)]
+fn rounds<const N: usize>(n: usize) -> f32 {
+    let mut x = [0.5f32; N];
+    let (a, b) = std::hint::black_box((0.999, 0.001));
+    for _ in 0..n {
+        for x in &mut x {
+            *x = x.mul_add(a, b);
+        }
+    }
+    x.iter().sum()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vl,fma")]
+fn rounds_avx512(n: usize) -> f32 {
+    rounds::<WIDE>(n)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn rounds_avx2(n: usize) -> f32 {
+    rounds::<{ WIDE / 4 }>(n)
+}
