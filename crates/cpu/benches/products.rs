@@ -29,7 +29,7 @@ fn main() {
     let formats = FORMATS.map(|dtype| dtype.to_string());
     let paths = Isa::ALL.map(|isa| isa.name().to_string());
     for dtype in FORMATS.into_iter().filter(|dtype| chosen(&dtype.to_string(), &formats)) {
-        let (rows, cols) = (1536, 768);
+        let (rows, cols) = (768, 2048);
         let packed = pack(dtype, rows, cols, &team);
         let wide = pack(dtype, 64 << 20 >> 12, 4096 * 8 / 8, &team);
         for isa in Isa::ALL.into_iter().filter(|isa| isa.available() && chosen(isa.name(), &paths)) {

@@ -1,11 +1,11 @@
 //! Products of many rows on matrix tiles (AMX).
 //!
-//! Sixteen activation rows meet a tile of sixteen output rows, one unit at a time, because each unit has scales of its
-//! own: the tile product gives a unit's 256 exact integers, they pass through memory, and the float tail of the `int`
+//! Sixteen or more activation rows meet a tile of sixteen output rows, one unit at a time, because each unit has scales of its
+//! own: the tile products give a unit's exact integers, they pass through memory, and the float tail of the `int`
 //! arithmetic (NUMERICS.md section 2) runs on vectors whose lanes are output rows, as everywhere in this room. While the
 //! tail of one unit runs, the tiles of the next are multiplied.
 //!
-//! - [`plain`]: units of 32 columns, as bf16: integers up to 256 are exact in it, and so are sums of 32 products in f32,
+//! - [`plain`]: some formats with units of 32 columns, as bf16: integers up to 256 are exact in it, and so are sums of 32 products in f32,
 //!   which spares the conversion.
 //! - [`scaled`]: units of 256 columns with sub-scales, as int8: code times sub-scale is cut into two digits of radix 64,
 //!   so that nothing has to be scaled inside a unit.
@@ -25,8 +25,8 @@ use crate::dot::Activations;
 use crate::simd::Isa;
 use crate::simd::amx::Tiles;
 
-/// Rows of a block of activations.
-pub(super) const BLOCK: usize = 16;
+/// Rows of a tile.
+const BLOCK: usize = 16;
 
 /// Activation rows from which tiles pay: a started block costs as much as a full one, and expanding weights as much as a
 /// few blocks.
@@ -46,7 +46,9 @@ const TILE_BYTES: usize = 16 * 64;
 /// How a format's units are laid out for tiles, and the two functions that lay them out.
 #[derive(Clone, Copy)]
 pub(super) struct Plan {
-    /// Bytes of one unit of a block of activations.
+    /// Rows of a block of activations.
+    block: usize,
+    /// Bytes of one unit of a block.
     x_bytes: usize,
     /// Bytes of one unit of a tile of weights.
     w_bytes: usize,
@@ -92,14 +94,14 @@ fn blocks_most(plan: &Plan, units: usize) -> usize {
 
 /// Rows that are arranged at once, when there are `rows`: parts of about equal size.
 pub(super) fn rows_at_once(packed: &Packed, plan: &Plan, rows: usize) -> usize {
-    let blocks = rows.div_ceil(BLOCK);
-    BLOCK * blocks.div_ceil(blocks.div_ceil(blocks_most(plan, packed.units())))
+    let blocks = rows.div_ceil(plan.block);
+    plan.block * blocks.div_ceil(blocks.div_ceil(blocks_most(plan, packed.units())))
 }
 
 /// Bytes of scratch for at most `rows` rows.
 pub(super) fn scratch_bytes(packed: &Packed, digits: usize, rows: usize) -> usize {
     let Some(plan) = plan(packed, digits, rows) else { return 0 };
-    let blocks = rows.div_ceil(BLOCK).min(blocks_most(&plan, packed.units()));
+    let blocks = rows.div_ceil(plan.block).min(blocks_most(&plan, packed.units()));
     Places::of(&plan, packed.units(), blocks).bytes
 }
 
@@ -117,7 +119,7 @@ impl Places {
         let segment = residues_of(plan, units) * units.div_ceil(RESIDUES) * plan.w_bytes;
         let results = weights + segment;
         let totals = results + scaled::RESULT_BYTES;
-        Places { weights, results, totals, bytes: totals + blocks * BLOCK * TILE * size_of::<f32>() }
+        Places { weights, results, totals, bytes: totals + blocks * plan.block * TILE * size_of::<f32>() }
     }
 }
 
@@ -136,8 +138,8 @@ pub(super) unsafe fn product(
     scratch: &mut Scratch,
 ) {
     let units = packed.units();
-    let at_once = rows_at_once(packed, plan, x_rows.len()) / BLOCK;
-    let places = Places::of(plan, units, at_once);
+    let at_once = rows_at_once(packed, plan, x_rows.len());
+    let places = Places::of(plan, units, at_once / plan.block);
     let residues = residues_of(plan, units);
     let panel = scratch.bytes(places.bytes);
     // SAFETY: scratch has room for all places; see the contracts of the functions called.
@@ -145,17 +147,18 @@ pub(super) unsafe fn product(
         let (weights, results) = (panel.add(places.weights), panel.add(places.results));
         let totals = panel.add(places.totals).cast::<[f32; TILE]>();
         let _tiles = Tiles::configure();
-        for first in x_rows.clone().step_by(at_once * BLOCK) {
-            let rows = first..x_rows.end.min(first + at_once * BLOCK);
-            let blocks = rows.len().div_ceil(BLOCK);
+        for first in x_rows.clone().step_by(at_once) {
+            let rows = first..x_rows.end.min(first + at_once);
+            let blocks = rows.len().div_ceil(plan.block);
             let arranges = scratch.arranges(x, &rows, packed.spec.dtype, Isa::Amx);
             for b in 0..if arranges { blocks } else { 0 } {
-                let rows = first + b * BLOCK..rows.end.min(first + (b + 1) * BLOCK);
+                let rows = first + b * plan.block..rows.end.min(first + (b + 1) * plan.block);
                 (plan.write)(packed, x, rows, panel.add(b * units * plan.x_bytes));
             }
             for tile in tiles.clone() {
                 let mut unit = 0;
-                for residue in (0..RESIDUES).step_by(residues) {
+                // Up to the first accumulator without units.
+                for residue in (0..RESIDUES.min(units + 1)).step_by(residues) {
                     let mut segment =
                         Segment { weights, counts: [0; RESIDUES], residues: 0, first: residue == 0 };
                     for r in residue..RESIDUES.min(residue + residues) {
@@ -166,13 +169,13 @@ pub(super) unsafe fn product(
                     let codes = packed.tile_codes(tile).add(unit * packed.spec.code_bytes());
                     let scales = packed.tile_scales(tile).add(unit * packed.spec.scale_bytes());
                     (plan.expand)(codes, scales, here, weights);
-                    let last = residue + segment.residues == RESIDUES;
                     for b in 0..blocks {
-                        if last {
-                            prefetch_outputs(TILE * tile, first + b * BLOCK..rows.end, out);
+                        if segment.first {
+                            let rows = first + b * plan.block..rows.end.min(first + (b + 1) * plan.block);
+                            prefetch_outputs(TILE * tile, rows, out);
                         }
                         let x = panel.add((b * units + unit) * plan.x_bytes);
-                        (plan.multiply)(&segment, x, results, totals.add(b * BLOCK));
+                        (plan.multiply)(&segment, x, results, totals.add(b * plan.block));
                     }
                     unit += here;
                 }
@@ -189,7 +192,7 @@ pub(super) unsafe fn product(
 #[target_feature(enable = "avx512f")]
 fn prefetch_outputs(col: usize, rows: Range<usize>, out: OutPtr) {
     use std::arch::x86_64::*;
-    for row in rows.take(BLOCK) {
+    for row in rows {
         // SAFETY: a prefetch reads nothing, and the element is inside the caller's output.
         unsafe { _mm_prefetch::<_MM_HINT_ET0>(out.at(row, col).cast()) };
     }

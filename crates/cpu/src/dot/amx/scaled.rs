@@ -20,18 +20,24 @@ const SUM_BYTES: usize = 64;
 /// Bits of the lower digit of code times sub-scale.
 const RADIX: u32 = 6;
 
-/// Activations of one digit: four tiles `[row][column]` int8, and 16 rows of sums.
-const X_DIGIT: usize = PARTS * TILE_BYTES + BLOCK * SUM_BYTES;
+/// Tiles of activations that meet each tile of weights: with one digit two runs of 16 rows, with two the digits of one run.
+const GROUPS: usize = 2;
+/// Activations of one group: four tiles `[row][column]` int8, and 16 rows of sums.
+const X_GROUP: usize = PARTS * TILE_BYTES + BLOCK * SUM_BYTES;
+/// Activations of a unit: the groups, and the scales of up to 32 rows.
+const X_BYTES: usize = GROUPS * X_GROUP + GROUPS * 64;
 /// Weights: four tiles `[word][output row][column of the word]` int8 of the upper digit, four of the lower, sub-minima
 /// `[sub-unit][output row][twice]` bf16 and 8 rows of zeros, scales and minima of 16 rows.
 const W_MINS: usize = 2 * PARTS * TILE_BYTES;
 const W_SCALES: usize = W_MINS + TILE_BYTES;
 const W_BYTES: usize = W_SCALES + 2 * 64;
 
-/// Bytes of the integers of one digit row: upper, lower, minimum.
-const DIGIT_RESULTS: usize = 3 * TILE_BYTES;
-/// Room for the integers of two units of two digits.
-pub(super) const RESULT_BYTES: usize = 2 * 2 * DIGIT_RESULTS;
+/// Bytes of the integers of one group: upper, lower, minimum.
+const GROUP_RESULTS: usize = 3 * TILE_BYTES;
+/// Bytes of running sums of a block.
+const SUMS: usize = GROUPS * TILE_BYTES;
+/// Room for the integers of two units, and for running sums.
+pub(super) const RESULT_BYTES: usize = 2 * GROUPS * GROUP_RESULTS + SUMS;
 
 /// The plan of a format.
 pub(super) fn plan(spec: &Spec, digits: usize) -> Option<Plan> {
@@ -48,19 +54,20 @@ pub(super) fn plan(spec: &Spec, digits: usize) -> Option<Plan> {
         (_, _) => multiply::<true, 2>,
     };
     let write = if digits == 1 { write::<1> } else { write::<2> };
-    Some(Plan { x_bytes: digits * X_DIGIT + 64, w_bytes: W_BYTES, write, expand, multiply })
+    let block = GROUPS * BLOCK / digits;
+    Some(Plan { block, x_bytes: X_BYTES, w_bytes: W_BYTES, write, expand, multiply })
 }
 
 /// Arranges a block of activations.
 ///
 /// # Safety
-/// AVX-512 is present; `rows`, not empty and at most 16, lie within the activations' layout, which is that of the matrix;
+/// AVX-512 is present; `rows`, not empty and at most a block, lie within the activations' layout, which is that of the matrix;
 /// `to` has room for the units of a row.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn write<const D: usize>(packed: &Packed, x: &Activations<'_>, rows: Range<usize>, to: *mut u8) {
     let layout = x.layout();
     let units = packed.units();
-    for r in 0..BLOCK {
+    for r in 0..GROUPS * BLOCK / D {
         let row = (rows.start + r).min(rows.end - 1);
         // SAFETY: the layout places digits, scales and sums of the row inside the activations; writes are to row `r` of
         // each unit.
@@ -72,7 +79,8 @@ unsafe fn write<const D: usize>(packed: &Packed, x: &Activations<'_>, rows: Rang
                 for i in 0..units_of(units, residue) {
                     let u = residue + RESIDUES * i;
                     for digit in 0..D {
-                        let to = to.add(digit * X_DIGIT);
+                        let (group, r) = if D == 2 { (digit, r) } else { (r / BLOCK, r % BLOCK) };
+                        let to = to.add(group * X_GROUP);
                         let digits = from.add(layout.digit_offset(digit, row) + 256 * u);
                         for part in 0..PARTS {
                             let line = digits.add(64 * part).cast::<__m512i>().read_unaligned();
@@ -83,8 +91,8 @@ unsafe fn write<const D: usize>(packed: &Packed, x: &Activations<'_>, rows: Rang
                         let to = to.add(PARTS * TILE_BYTES + SUM_BYTES * r);
                         to.cast::<__m512i>().write_unaligned(_mm512_zextsi256_si512(split_sums(sums)));
                     }
-                    to.add(D * X_DIGIT).cast::<f32>().add(r).write(scales.add(u).read());
-                    to = to.add(D * X_DIGIT + 64);
+                    to.add(GROUPS * X_GROUP).cast::<f32>().add(r).write(scales.add(u).read());
+                    to = to.add(X_BYTES);
                 }
             }
         }
@@ -200,51 +208,88 @@ unsafe fn multiply<const MIN: bool, const D: usize>(
 ) {
     let mut w = segment.weights;
     let mut left: usize = segment.counts.iter().sum();
-    let (mut now, mut next) = (results, results.wrapping_add(D * DIGIT_RESULTS));
+    let (mut now, mut next) = (results, results.wrapping_add(GROUPS * GROUP_RESULTS));
+    let sums = results.wrapping_add(2 * GROUPS * GROUP_RESULTS).cast::<[f32; TILE]>();
     // SAFETY: the caller's duty: as many units as counted follow each pointer.
     unsafe {
         if left > 0 {
-            issue::<MIN, D>(x, w, now, false);
+            issue::<MIN>(x, w, now);
         }
         for residue in 0..segment.residues {
-            let mut acc = [_mm512_setzero_ps(); BLOCK];
-            for _ in 0..segment.counts[residue] {
+            let begins = segment.first && residue == 0;
+            let count = segment.counts[residue];
+            for i in 0..count {
                 left -= 1;
-                let scales = x.add(D * X_DIGIT).cast::<f32>();
+                let scales = x.add(GROUPS * X_GROUP).cast::<f32>();
                 let factors = w.add(W_SCALES).cast::<f32>();
-                x = x.add(D * X_DIGIT + 64);
+                x = x.add(X_BYTES);
                 w = w.add(W_BYTES);
                 if left > 0 {
-                    issue::<MIN, D>(x, w, next, left % 2 == 1);
+                    issue::<MIN>(x, w, next);
                 }
-                let d = _mm512_loadu_ps(factors);
-                let min = if MIN { _mm512_loadu_ps(factors.add(TILE)) } else { d };
-                let by_128 = _mm512_set1_ps(128.0);
-                macro_rules! row {
-                    ($($r:literal)*) => {$(
-                        let scale = _mm512_set1_ps(scales.add($r).read());
-                        let s = _mm512_mul_ps(d, scale);
-                        if D == 2 {
-                            let high = ints(now.add(64 * $r));
-                            acc[$r] = _mm512_fmadd_ps(_mm512_mul_ps(by_128, s), high, acc[$r]);
-                        }
-                        let low = ints(now.add((D - 1) * DIGIT_RESULTS + 64 * $r));
-                        acc[$r] = _mm512_fmadd_ps(s, low, acc[$r]);
-                        if MIN {
-                            let t = _mm512_mul_ps(min, scale);
-                            if D == 2 {
-                                let high = _mm512_loadu_ps(now.add(2 * TILE_BYTES + 64 * $r).cast());
-                                acc[$r] = _mm512_fnmadd_ps(_mm512_mul_ps(by_128, t), high, acc[$r]);
-                            }
-                            let low = now.add((D - 1) * DIGIT_RESULTS + 2 * TILE_BYTES + 64 * $r);
-                            acc[$r] = _mm512_fnmadd_ps(t, _mm512_loadu_ps(low.cast()), acc[$r]);
-                        }
-                    )*};
-                }
-                row!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+                tails::<MIN, D>(now, scales, factors, sums, totals, (i == 0, i + 1 == count, begins));
                 (now, next) = (next, now);
             }
-            add_totals(&acc, totals, segment.first && residue == 0);
+            if count == 0 {
+                // An accumulator without units is zero and is added all the same: it turns -0 into +0. More of them,
+                // and no others follow, change nothing.
+                for run in 0..GROUPS / D {
+                    add_totals(&[_mm512_setzero_ps(); BLOCK], totals.add(run * BLOCK), begins);
+                }
+                break;
+            }
+        }
+    }
+}
+
+/// The float tails of a unit, for the rows of a block: into their running sums, which are zero for the first unit of an
+/// accumulator, and with the last into their totals, which begin with the row's first accumulator.
+///
+/// # Safety
+/// AVX-512 is present; the unit's integers are at `now`, the scales of its rows, and the scales and minima of its outputs
+/// at `scales` and `factors`; `sums` and `totals` are those of a block.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn tails<const MIN: bool, const D: usize>(
+    now: *const u8,
+    scales: *const f32,
+    factors: *const f32,
+    sums: *mut [f32; TILE],
+    totals: *mut [f32; TILE],
+    (first, last, begins): (bool, bool, bool),
+) {
+    let by_128 = _mm512_set1_ps(128.0);
+    let kept = if first { 0 } else { 0xFFFF };
+    // SAFETY: the caller's duty.
+    unsafe {
+        let d = _mm512_loadu_ps(factors);
+        let min = if MIN { _mm512_loadu_ps(factors.add(TILE)) } else { d };
+        for r in 0..GROUPS * BLOCK / D {
+            let mut acc = _mm512_maskz_loadu_ps(kept, sums.add(r).cast());
+            let scale = _mm512_set1_ps(scales.add(r).read());
+            let s = _mm512_mul_ps(d, scale);
+            let at = now.add(r / BLOCK * GROUP_RESULTS + r % BLOCK * 64);
+            let low = at.add((D - 1) * GROUP_RESULTS);
+            if D == 2 {
+                acc = _mm512_fmadd_ps(_mm512_mul_ps(by_128, s), ints(at), acc);
+            }
+            acc = _mm512_fmadd_ps(s, ints(low), acc);
+            if MIN {
+                let t = _mm512_mul_ps(min, scale);
+                let minimum = |at: *const u8| at.add(2 * TILE_BYTES).cast();
+                if D == 2 {
+                    acc = _mm512_fnmadd_ps(_mm512_mul_ps(by_128, t), _mm512_loadu_ps(minimum(at)), acc);
+                }
+                acc = _mm512_fnmadd_ps(t, _mm512_loadu_ps(minimum(low)), acc);
+            }
+            let total = totals.add(r).cast::<f32>();
+            if !last {
+                _mm512_storeu_ps(sums.add(r).cast(), acc);
+            } else if begins {
+                _mm512_storeu_ps(total, acc);
+            } else {
+                _mm512_storeu_ps(total, _mm512_add_ps(_mm512_loadu_ps(total), acc));
+            }
         }
     }
 }
@@ -264,63 +309,69 @@ unsafe fn ints(at: *const u8) -> __m512 {
     }
 }
 
-/// Multiplies one unit; its integers are in memory when a later one is under way. Neighbouring products use different
-/// tiles, because a tile is not renamed: the next would wait until this one's is stored.
+/// Multiplies one unit; its integers are in memory when a later one is under way. Each tile that is loaded enters two
+/// products.
 ///
 /// # Safety
 /// Tiles are configured; `x` and `w` hold a unit; `to` has room for its results.
 #[inline(always)]
-unsafe fn issue<const MIN: bool, const D: usize>(x: *const u8, w: *const u8, to: *mut u8, odd: bool) {
-    macro_rules! products {
-        ($high:tt $low:tt, $x:expr, $w:expr, $to:expr) => {
-            asm!(
-                concat!("tilezero ", $high),
-                concat!("tilezero ", $low),
-                products!(@ $high $low 0 1024 2048 3072),
-                concat!("tilestored [{to} + {stride}], ", $high),
-                concat!("tilestored [{to} + {stride} + 1024], ", $low),
-                x = in(reg) $x,
-                w = in(reg) $w,
-                to = in(reg) $to,
-                stride = in(reg) 64usize,
-                out($high) _, out($low) _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                options(nostack, preserves_flags),
-            )
-        };
-        (@ $high:tt $low:tt $($at:literal)*) => {
+unsafe fn issue<const MIN: bool>(x: *const u8, w: *const u8, to: *mut u8) {
+    macro_rules! parts {
+        ($($at:literal)*) => {
             concat!($(
-                "tileloadd tmm5, [{x} + {stride} + ", $at, "]\n",
+                "tileloadd tmm4, [{x} + {stride} + ", $at, "]\n",
                 "tileloadd tmm6, [{w} + {stride} + ", $at, "]\n",
-                "tdpbssd ", $high, ", tmm5, tmm6\n",
+                "tdpbssd tmm0, tmm4, tmm6\n",
+                "tileloadd tmm5, [{x} + {stride} + {group} + ", $at, "]\n",
+                "tdpbssd tmm1, tmm5, tmm6\n",
                 "tileloadd tmm7, [{w} + {stride} + 4096 + ", $at, "]\n",
-                "tdpbssd ", $low, ", tmm5, tmm7\n",
+                "tdpbssd tmm2, tmm4, tmm7\n",
+                "tdpbssd tmm3, tmm5, tmm7\n",
             )*)
         };
     }
-    for digit in 0..D {
-        let (x, to) = (x.wrapping_add(digit * X_DIGIT), to.wrapping_add(digit * DIGIT_RESULTS));
-        // SAFETY: reads and writes are inside a unit of each layout; tiles are not used by the compiler.
-        unsafe {
-            if (digit == 1) != odd {
-                products!("tmm2" "tmm3", x, w, to);
-            } else {
-                products!("tmm0" "tmm1", x, w, to);
-            }
-            if MIN {
-                asm!(
-                    "tilezero tmm4",
-                    "tileloadd tmm5, [{x} + {stride}]",
-                    "tileloadd tmm6, [{w} + {stride}]",
-                    "tdpbf16ps tmm4, tmm5, tmm6",
-                    "tilestored [{to} + {stride}], tmm4",
-                    x = in(reg) x.wrapping_add(PARTS * TILE_BYTES),
-                    w = in(reg) w.wrapping_add(W_MINS),
-                    to = in(reg) to.wrapping_add(2 * TILE_BYTES),
-                    stride = in(reg) 64usize,
-                    out("tmm4") _, out("tmm5") _, out("tmm6") _,
-                    options(nostack, preserves_flags),
-                );
-            }
+    // SAFETY: reads and writes are inside a unit of each layout; tiles are not used by the compiler.
+    unsafe {
+        if MIN {
+            asm!(
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "tileloadd tmm4, [{x} + {stride}]",
+                "tileloadd tmm6, [{w} + {stride}]",
+                "tdpbf16ps tmm2, tmm4, tmm6",
+                "tileloadd tmm5, [{x} + {stride} + {group}]",
+                "tdpbf16ps tmm3, tmm5, tmm6",
+                "tilestored [{to} + {stride}], tmm2",
+                "tilestored [{to} + {stride} + {results}], tmm3",
+                x = in(reg) x.wrapping_add(PARTS * TILE_BYTES),
+                w = in(reg) w.wrapping_add(W_MINS),
+                to = in(reg) to.wrapping_add(2 * TILE_BYTES),
+                stride = in(reg) 64usize,
+                group = const X_GROUP,
+                results = const GROUP_RESULTS,
+                out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _, out("tmm6") _,
+                options(nostack, preserves_flags),
+            );
         }
+        asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            parts!(0 1024 2048 3072),
+            "tilestored [{to} + {stride}], tmm0",
+            "tilestored [{to} + {stride} + {results}], tmm1",
+            "tilestored [{to} + {stride} + 1024], tmm2",
+            "tilestored [{to} + {stride} + {results} + 1024], tmm3",
+            x = in(reg) x,
+            w = in(reg) w,
+            to = in(reg) to,
+            stride = in(reg) 64usize,
+            group = const X_GROUP,
+            results = const GROUP_RESULTS,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack, preserves_flags),
+        );
     }
 }
