@@ -36,6 +36,10 @@ Ctrl-C            stop the answer, keep the chat";
 const LINE_BYTES_MAX: u64 = 16 << 20;
 
 /// Talks until the input ends or `/exit`.
+///
+/// # Errors
+/// No model, or one without a template; the input or the output. [`Error::Script`] at the end where lines of a script failed: a
+/// person has seen that they did.
 pub fn chat(flags: &Chat) -> Result<()> {
     let sampling = flags.sampling.settings()?;
     session::require_cpu(&flags.device)?;
@@ -70,26 +74,25 @@ pub fn chat(flags: &Chat) -> Result<()> {
         // What fails in a chat is said, and the chat goes on.
         match outcome {
             Err(error @ Error::Stream(_)) => return Err(error),
-            Err(error) => term::error(&error),
+            Err(error) => input.failed(&error),
             Ok(()) => {}
         }
     }
-    input.close();
-    Ok(())
+    input.close()
 }
 
 /// Where lines come from.
 enum Input {
     /// A terminal, and the file that remembers what was typed there.
     Person { editor: Box<DefaultEditor>, history: Option<PathBuf> },
-    /// A pipe or a file.
-    Script,
+    /// A pipe or a file, and how many of its lines failed.
+    Script { failed: usize },
 }
 
 impl Input {
     fn new() -> Result<Self> {
         if !term::stdin_is_person() {
-            return Ok(Input::Script);
+            return Ok(Input::Script { failed: 0 });
         }
         let mut editor = Box::new(DefaultEditor::new()?);
         let history = sys::state_dir().map(|dir| dir.join("history"));
@@ -118,7 +121,7 @@ impl Input {
                     Err(error) => return Err(error.into()),
                 }
             },
-            Input::Script => loop {
+            Input::Script { .. } => loop {
                 let mut line = Vec::new();
                 if stdin().lock().take(LINE_BYTES_MAX + 1).read_until(b'\n', &mut line)? == 0 {
                     return Ok(None);
@@ -132,15 +135,30 @@ impl Input {
                 }
                 match String::from_utf8(line) {
                     Ok(line) => return Ok(Some(line)),
-                    Err(_) => term::error(&not_utf8()),
+                    Err(_) => self.failed(&not_utf8()),
                 }
             },
         }
     }
 
+    /// Says why a line failed, and counts it.
+    fn failed(&mut self, error: &Error) {
+        term::error(error);
+        if let Input::Script { failed } = self {
+            *failed += 1;
+        }
+    }
+
     /// Keeps the history, where there is a place for it.
-    fn close(self) {
-        let Input::Person { mut editor, history: Some(file) } = self else { return };
+    ///
+    /// # Errors
+    /// Lines of a script that failed.
+    fn close(self) -> Result<()> {
+        let (mut editor, file) = match self {
+            Input::Script { failed: 0 } | Input::Person { history: None, .. } => return Ok(()),
+            Input::Script { failed } => return Err(Error::Script { failed }),
+            Input::Person { editor, history: Some(file) } => (editor, file),
+        };
         let dir = file.parent().unwrap_or(Path::new("."));
         let kept =
             fs::create_dir_all(dir).map_err(ReadlineError::from).and_then(|()| editor.save_history(&file));
@@ -150,6 +168,7 @@ impl Input {
                 file.display()
             ));
         }
+        Ok(())
     }
 }
 

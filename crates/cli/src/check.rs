@@ -8,7 +8,8 @@ mod text;
 mod values;
 
 use std::cmp::Ordering;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::Display;
 use std::io::{Write, stdout};
 use std::path::Path;
 
@@ -18,8 +19,8 @@ use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 use crate::flags::Check;
-use crate::session;
 use crate::term::{Paint, plain, thousands};
+use crate::{session, source};
 
 /// One thing that was found.
 #[derive(Debug)]
@@ -40,6 +41,9 @@ struct Findings {
 
 const FETCH: &str = "fetch the file again";
 const CONVERT: &str = "convert the model again from its source";
+const ELSEWHERE: &str = "run it with another program, or a later version of this one";
+/// Tensors that are told by name where many have the same.
+const TOLD: usize = 5;
 
 impl Findings {
     fn problem(&mut self, place: &str, what: impl ToString, advice: &'static str) {
@@ -53,7 +57,6 @@ impl Findings {
 
     /// A note on each of these tensors, or on the first few and then on how many `more` there are of the kind.
     fn note_tensors(&mut self, mut names: Vec<&str>, what: impl ToString, more: &str) {
-        const TOLD: usize = 5;
         names.sort_by(|a, b| in_order(a, b));
         for name in names.iter().take(TOLD) {
             self.note(&of_tensor(name), what.to_string());
@@ -71,21 +74,44 @@ impl Findings {
 /// Checks files and folders, one after the other, and prints what was found.
 ///
 /// # Errors
-/// [`Error::Unsound`] when anything is wrong with any of them; no such file, and then nothing is checked.
+/// [`Error::Unsound`] when anything is wrong with any of them, which of several may be that it is not there; that there is no
+/// such file, where it is the only one; a signal while one is fetched.
 pub fn check(flags: &Check) -> Result<()> {
-    let paths = flags.models.iter().map(|model| session::resolve(Some(model)));
-    let paths = paths.collect::<Result<Vec<_>>>()?;
+    let is_one = flags.models.len() == 1;
+    let head = |name: &dyn Display| match flags.json || is_one {
+        true => Ok(()),
+        false => writeln!(stdout(), "{} {name}", Paint::stdout().bold("file")),
+    };
     let mut problems = 0;
-    for path in &paths {
-        if !flags.json && paths.len() > 1 {
-            writeln!(stdout(), "{} {}", Paint::stdout().bold("file"), path.display())?;
-        }
-        problems += one(path, flags.json)?;
+    for model in &flags.models {
+        problems += match session::resolve(Some(model)) {
+            Ok(path) => {
+                head(&path.display())?;
+                one(&path, flags.json)?
+            }
+            Err(error @ Error::Source(source::Error::Interrupted { .. })) => return Err(error),
+            Err(error) if is_one => return Err(error),
+            Err(error) => {
+                head(model)?;
+                absent(&model.to_string(), &error, flags.json)?
+            }
+        };
     }
     match problems {
         0 => Ok(()),
         problems => Err(Error::Unsound { problems }),
     }
+}
+
+/// Reports a model that cannot be had; how many problems that is.
+fn absent(name: &str, error: &Error, as_json: bool) -> Result<usize> {
+    let mut findings = Findings::default();
+    findings.problem("file", error, "");
+    match as_json {
+        true => print_json(name, None, &findings)?,
+        false => print_problems(&findings.problems)?,
+    }
+    Ok(findings.problems.len())
 }
 
 /// Checks one model; how many problems there are. As text, what needs no reading of all values is told before they are.
@@ -114,15 +140,11 @@ fn one(path: &Path, as_json: bool) -> Result<usize> {
         }
         values::check(checkpoint, &mut findings);
     }
-    let Findings { problems, notes } = &findings;
     if as_json {
-        let list = |found: &[Finding]| found.iter().map(json).collect::<Vec<_>>();
-        let size = checkpoint.as_ref().ok().map(|c| (c.total_bytes(), c.tensors().len()));
-        let report = json!({ "path": path.to_string_lossy(), "ok": problems.is_empty(), "bytes": size.map(|s| s.0),
-            "tensors": size.map(|s| s.1), "problems": list(problems), "notes": list(notes) });
-        writeln!(stdout(), "{report:#}")?;
-        return Ok(problems.len());
+        print_json(&path.to_string_lossy(), checkpoint.as_ref().ok(), &findings)?;
+        return Ok(findings.problems.len());
     }
+    let Findings { problems, notes } = &findings;
     print_problems(&problems[told..])?;
     let paint = Paint::stdout();
     let mut out = stdout().lock();
@@ -134,6 +156,14 @@ fn one(path: &Path, as_json: bool) -> Result<usize> {
         writeln!(out, "{} {}: {total} bytes, {tensors} tensors", paint.good("sound"), path.display())?;
     }
     Ok(problems.len())
+}
+
+fn print_json(path: &str, checkpoint: Option<&Checkpoint>, findings: &Findings) -> Result<()> {
+    let list = |found: &[Finding]| found.iter().map(json).collect::<Vec<_>>();
+    let Findings { problems, notes } = findings;
+    let report = json!({ "path": path, "ok": problems.is_empty(), "bytes": checkpoint.map(Checkpoint::total_bytes),
+        "tensors": checkpoint.map(|c| c.tensors().len()), "problems": list(problems), "notes": list(notes) });
+    Ok(writeln!(stdout(), "{report:#}")?)
 }
 
 fn print_problems(problems: &[Finding]) -> Result<()> {
@@ -192,8 +222,45 @@ fn gaps(checkpoint: &Checkpoint, findings: &mut Findings) {
             }
         }
     }
+}
+
+/// Tensors of element types that are not read, type by type: those that the model wants are a problem, which its release in
+/// floats has not.
+fn unread(checkpoint: &Checkpoint, wanted: &HashSet<&str>, findings: &mut Findings) {
+    let mut kinds: BTreeMap<&str, [Vec<&str>; 2]> = BTreeMap::new();
     for (name, element) in checkpoint.unread() {
-        findings.note(&of_tensor(name), format!("its element type {element} is not read"));
+        kinds.entry(element).or_default()[usize::from(wanted.contains(name))].push(name);
+    }
+    for (element, [unused, mut used]) in kinds {
+        if !used.is_empty() {
+            used.sort_by(|a, b| in_order(a, b));
+            let mut names = used[..used.len().min(TOLD)].join(", ");
+            if used.len() > TOLD {
+                names += &format!(" and {} more", used.len() - TOLD);
+            }
+            let what = format!("{} of element type {element}, which is not read: {names}", used.len());
+            findings.problem("tensors", what, "take the release in bf16");
+        }
+        let more = format!("of element type {element}");
+        findings.note_tensors(unused, format!("its element type {element} is not read"), &more);
+    }
+}
+
+/// The tensor whose element type is not read, where that is the fault.
+fn unread_by(fault: &ingle_models::Error) -> Option<&str> {
+    fn tensor<'a>(error: &'a ingle_tensor::Error, name: Option<&'a str>) -> Option<&'a str> {
+        match error {
+            ingle_tensor::Error::InFile { reason, .. } => tensor(reason, name),
+            ingle_tensor::Error::InTensor { name, reason, .. } => tensor(reason, Some(name)),
+            ingle_tensor::Error::UnknownType { .. } => name,
+            _ => None,
+        }
+    }
+    match fault {
+        ingle_models::Error::Tensor(error)
+        | ingle_models::Error::Graph(ingle_graph::Error::Tensor(error)) => tensor(error, None),
+        ingle_models::Error::InFile { reason, .. } => unread_by(reason),
+        _ => None,
     }
 }
 
@@ -202,13 +269,14 @@ fn model(checkpoint: &Checkpoint, findings: &mut Findings) -> Option<usize> {
     let Survey { config, faults, tensors } = match Model::survey(checkpoint) {
         Ok(survey) => survey,
         Err(error) => {
-            let advice = match error {
-                ingle_models::Error::UnknownFamily { .. } => {
-                    "run it with another program, or a later version of this one"
-                }
-                _ => CONVERT,
-            };
+            // Of tensors that settings are taken from: nothing tells then which others are wanted.
+            if unread_by(&error).is_some() {
+                unread(checkpoint, &checkpoint.unread().map(|(name, _)| name).collect(), findings);
+                return None;
+            }
+            let advice = if error.is_unsupported() { ELSEWHERE } else { CONVERT };
             findings.problem("settings", error, advice);
+            unread(checkpoint, &HashSet::new(), findings);
             return None;
         }
     };
@@ -216,9 +284,11 @@ fn model(checkpoint: &Checkpoint, findings: &mut Findings) -> Option<usize> {
     if let (true, Err(error)) = (faults.is_empty(), Model::open(checkpoint)) {
         findings.problem("settings", error, CONVERT);
     }
+    unread(checkpoint, &faults.iter().filter_map(unread_by).collect(), findings);
     // A tensor that a model reads twice is missing once.
     let mut told = HashSet::new();
-    for fault in faults.iter().map(ToString::to_string).filter(|fault| told.insert(fault.clone())) {
+    let faults = faults.iter().filter(|fault| unread_by(fault).is_none()).map(ToString::to_string);
+    for fault in faults.filter(|fault| told.insert(fault.clone())) {
         findings.problem("tensors", fault, CONVERT);
     }
     // What is read while a model is set up (tables of a family, factors of matrices), and buffers that old converters kept.

@@ -30,6 +30,12 @@ pub enum Error {
         /// Problems reported.
         problems: usize,
     },
+    /// Lines of a chat's script failed; each has said why.
+    #[error("{failed} line{} of the script failed", if *.failed == 1 { "" } else { "s" })]
+    Script {
+        /// How many.
+        failed: usize,
+    },
     /// A signal ended the command, which has cleaned up.
     #[error("{signal}; {left}")]
     Interrupted {

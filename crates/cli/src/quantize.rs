@@ -182,7 +182,9 @@ pub fn quantize(flags: &Quantize) -> Result<()> {
     ));
     let again = checkpoint.tensors().iter().zip(&quantization.types);
     let again: Vec<DType> = again
-        .filter(|(tensor, dtype)| tensor.dtype.is_quantized() && tensor.dtype != **dtype)
+        .filter(|(tensor, dtype)| {
+            tensor.dtype.is_quantized() && dtype.is_quantized() && tensor.dtype != **dtype
+        })
         .map(|(tensor, _)| tensor.dtype)
         .collect();
     if !again.is_empty() {

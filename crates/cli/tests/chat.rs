@@ -22,11 +22,30 @@ fn start(home: &Path, args: &[&str]) -> Child {
 
 /// Runs a chat that reads these lines.
 fn chat(home: &Path, args: &[&str], lines: &[&str]) -> Output {
-    let mut child = start(home, args);
-    child.stdin.take().unwrap().write_all(lines.join("\n").as_bytes()).unwrap();
-    let output = child.wait_with_output().unwrap();
+    let output = end(home, args, lines);
     assert!(output.status.success(), "{output:?}");
     output
+}
+
+/// Runs a chat in which so many of these lines fail, and returns what standard error said before the last line, which
+/// counts them.
+fn failing_chat(home: &Path, args: &[&str], lines: &[&str], failed: usize) -> String {
+    let output = end(home, args, lines);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    without_count(&output, failed)
+}
+
+fn without_count(output: &Output, failed: usize) -> String {
+    let said = text(&output.stderr);
+    let plural = if failed == 1 { "" } else { "s" };
+    let count = format!("error: {failed} line{plural} of the script failed\n");
+    said.strip_suffix(&count).unwrap_or_else(|| panic!("{said}")).to_string()
+}
+
+fn end(home: &Path, args: &[&str], lines: &[&str]) -> Output {
+    let mut child = start(home, args);
+    child.stdin.take().unwrap().write_all(lines.join("\n").as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -114,8 +133,7 @@ fn settings_change_the_answer_and_are_checked() {
         ("/clear all", "/clear takes nothing after it"),
     ];
     let lines: Vec<&str> = wrong.iter().map(|(line, _)| *line).collect();
-    let output = chat(home.path(), &[], &lines);
-    let errors = text(&output.stderr);
+    let errors = failing_chat(home.path(), &[], &lines, wrong.len());
     let errors: Vec<&str> = errors.lines().collect();
     assert_eq!(errors.len(), wrong.len(), "{errors:?}");
     for ((line, want), said) in wrong.iter().zip(errors) {
@@ -128,8 +146,7 @@ fn a_message_that_does_not_fit_is_taken_back() {
     let home = TempDir::new().unwrap();
     let file = home.path().join("talk.json");
     let (long, save) = ("word ".repeat(300), format!("/save {}", file.display()));
-    let output = chat(home.path(), &["-n", "4"], &[&long, &long, "Hi", &long, &save]);
-    let said = text(&output.stderr);
+    let said = failing_chat(home.path(), &["-n", "4"], &[&long, &long, "Hi", &long, &save], 3);
     let full: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
     assert_eq!(full.len(), 3, "{said}");
     // What to do is said once, and again after there was room.
@@ -182,8 +199,7 @@ fn a_full_context_is_said_to_be_the_reason() {
     let home = TempDir::new().unwrap();
     let endless = "/set logit_bias [[2, -100], [4, -100]]";
     let lines = [endless, "Hi", "And now?", "And now?", "/clear", "/set max_tokens 3", "Hi"];
-    let output = chat(home.path(), &["-n", "1000", "--greedy"], &lines);
-    let said = text(&output.stderr);
+    let said = failing_chat(home.path(), &["-n", "1000", "--greedy"], &lines, 2);
     let lines: Vec<&str> = said.lines().collect();
     assert_eq!(lines.len(), 4, "{said}");
     assert_eq!(lines[0], "(cut: the context of 256 tokens is full; /clear forgets the conversation)");
@@ -204,7 +220,8 @@ fn a_line_that_is_no_text_is_left_out() {
     writeln!(stdin, "/save {}", file.display()).unwrap();
     drop(stdin);
     let output = child.wait_with_output().unwrap();
-    assert!(output.status.success() && text(&output.stderr).contains("the line is not UTF-8"), "{output:?}");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(without_count(&output, 1).starts_with("error: the line is not UTF-8 and is left out\n"));
     let talk = messages(&file);
     assert_eq!((talk.len(), talk[0].1.as_str()), (2, "Hi"));
 }
@@ -237,8 +254,8 @@ fn an_answer_stopped_before_it_began_leaves_no_turn() {
     writeln!(stdin, "/save {}\n/exit", file.display()).unwrap();
     drop(stdin);
     let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    assert!(text(&output.stderr).contains("stopped before the answer began"), "{output:?}");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(without_count(&output, 1).contains("stopped before the answer began"), "{output:?}");
     assert_eq!(messages(&file), []);
 }
 
@@ -250,7 +267,7 @@ fn a_saved_chat_never_replaces_the_model() {
     let copy = home.path().join("m.gguf");
     std::fs::copy(model, &copy).unwrap();
     let save = format!("/save {}", copy.display());
-    let output = chat(home.path(), &["-m", &copy.display().to_string()], &[&save]);
-    assert!(text(&output.stderr).contains("is a file of the model itself"), "{output:?}");
+    let said = failing_chat(home.path(), &["-m", &copy.display().to_string()], &[&save], 1);
+    assert!(said.contains("is a file of the model itself"), "{said}");
     assert!(std::fs::read(&copy).unwrap().starts_with(b"GGUF"));
 }

@@ -307,6 +307,11 @@ fn inspect_counts_what_windows_keep() {
     assert!(text.contains("5 layers keep a window of 8 positions: 37 pages"), "{text}");
     let plan = stdout(&output(&["inspect", &model, "--plan"]));
     assert!(plan.contains("kv group 0 keeps a window of 8 positions: layers 0 1 2 3 4"), "{plan}");
+    // Each of 4 heads multiplies 32 elements with a key and 32 with a value.
+    let more =
+        format!("{} B and {} flops more for each cached token it sees", 2 * 2 * 32 * 2, 4 * 32 * 2 * 2);
+    let attention: Vec<&str> = plan.lines().filter(|line| line.contains(" attention ")).collect();
+    assert!(attention.len() == 6 && attention.iter().all(|line| line.ends_with(&more)), "{more}: {plan}");
 }
 
 #[test]

@@ -442,9 +442,82 @@ fn folders_are_checked_too() {
         (starts("file "), starts("sound "), starts("problem "), several.status.code()),
         (3, 2, 1, Some(1))
     );
+    // One that is not there keeps none of the others from being checked.
+    let several = output(&["check", "/no/such/model", &model]);
+    let said = String::from_utf8(several.stdout).unwrap();
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines[0] == "file /no/such/model" && lines[1].starts_with("problem file: "), "{said}");
+    assert!(lines.last().unwrap().starts_with("sound ") && several.status.code() == Some(1), "{said}");
+    let several = output(&["check", "--json", "/no/such/model", &model]);
+    let reports = serde_json::Deserializer::from_slice(&several.stdout).into_iter::<Value>();
+    let sound: Vec<bool> = reports.map(|report| report.unwrap()["ok"].as_bool().unwrap()).collect();
+    assert_eq!((sound, several.status.code()), (vec![false, true], Some(1)));
     let absent = output(&["check", "/no/such/model"]);
     assert_eq!((absent.status.code(), absent.stdout.len()), (Some(1), 0));
     assert_eq!(output(&["check"]).status.code(), Some(2));
+}
+
+/// The llama fixture as a folder with this change of its settings, and its matrices said to be of FP8.
+fn folder_of(dir: &Path, change: fn(&mut Value)) -> PathBuf {
+    let source = fixture("models/llama");
+    let mut config = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
+    change(&mut config);
+    fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    let whole = fs::read(source.join("model.safetensors")).unwrap();
+    let length = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let mut header: Value = serde_json::from_slice(&whole[8..8 + length]).unwrap();
+    let mut data = Vec::new();
+    for (_, tensor) in header.as_object_mut().unwrap().iter_mut().filter(|(name, _)| *name != "__metadata__")
+    {
+        let place = |i: usize| 8 + length + tensor["data_offsets"][i].as_u64().unwrap() as usize;
+        let mut bytes = whole[place(0)..place(1)].to_vec();
+        let shape: Vec<u64> =
+            tensor["shape"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect();
+        if shape.len() == 2 {
+            bytes.truncate(shape.iter().product::<u64>() as usize);
+            tensor["dtype"] = "F8_E4M3".into();
+        }
+        tensor["data_offsets"] = serde_json::json!([data.len(), data.len() + bytes.len()]);
+        data.extend(bytes);
+    }
+    let header = header.to_string().into_bytes();
+    let parts = [&(header.len() as u64).to_le_bytes()[..], &header, &data];
+    fs::write(dir.join("model.safetensors"), parts.concat()).unwrap();
+    dir.to_path_buf()
+}
+
+/// What is sound and does not run in this version is not to be converted again.
+#[test]
+fn what_does_not_run_is_told_with_what_to_do() {
+    let dir = TempDir::new().unwrap();
+    let folder = folder_of(dir.path(), |_| ());
+    let (report, _) = check(&folder);
+    let problems = list(&report, "problems");
+    // All matrices in one line, and the tokenizer that is not there.
+    assert_eq!(problems.len(), 2, "{problems:?}");
+    let of_type = " of element type F8_E4M3, which is not read: ";
+    assert!(problems[0].starts_with("tensors: ") && problems[0].contains(of_type), "{problems:?}");
+    assert!(problems[0].contains("model.layers.0.") && problems[0].contains(" more"), "{problems:?}");
+    assert_eq!(report["problems"][0]["do"], "take the release in bf16");
+    let elsewhere = "run it with another program, or a later version of this one";
+    let folder = folder_of(dir.path(), |config| {
+        config["model_type"] = "gemma3".into();
+        config["text_config"] = serde_json::json!({});
+    });
+    let (report, _) = check(&folder);
+    let want =
+        "architecture \"gemma3\" is not supported, being the multimodal form: only text models run; known: ";
+    let problem = &list(&report, "problems")[0];
+    assert!(problem.contains(want) && problem.ends_with(", gemma3_text"), "{problem}");
+    assert_eq!(report["problems"][0]["do"], elsewhere);
+    let folder = folder_of(dir.path(), |config| config["num_experts"] = 8.into());
+    let (report, _) = check(&folder);
+    let problem = &list(&report, "problems")[0];
+    assert!(
+        problem.ends_with("setting num_experts: 8 experts: this version runs dense models only"),
+        "{problem}"
+    );
+    assert_eq!(report["problems"][0]["do"], elsewhere);
 }
 
 #[test]

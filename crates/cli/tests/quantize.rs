@@ -49,6 +49,18 @@ fn key(checkpoint: &Checkpoint, key: &str) -> u32 {
     metadata.usize(key).unwrap() as u32
 }
 
+/// That values were rounded before matters only where they are rounded again.
+#[test]
+fn floats_of_a_quantized_model_are_no_second_rounding() {
+    let dir = TempDir::new().unwrap();
+    for (mix, is_noted) in [("f32", false), ("f16", false), ("bf16", false), ("q4_0", true)] {
+        let out = dir.path().join(format!("{mix}.gguf"));
+        let made = quantize(&fixture("gguf/llama-s1/model-q8_0.gguf"), &out, &[mix]);
+        assert!(made.status.success(), "{made:?}");
+        assert_eq!(String::from_utf8_lossy(&made.stderr).contains("note: rounded before"), is_noted, "{mix}");
+    }
+}
+
 /// Every type: sound, all norms f32, and each matrix as near as the type allows. Rows of 64 and 128 values are not tiled by
 /// blocks of 256, and get the near type.
 #[test]

@@ -57,7 +57,8 @@ pub fn graph_dot(graph: &Graph) -> String {
     out
 }
 
-/// One line per group of KV layers, and one per step of a program: places, bytes and flops.
+/// One line per group of KV layers, and one per step of a program: places, bytes and flops. Attention costs little by the
+/// row and grows with the context: its line says what each cached token that a row sees adds, the softmax left out.
 pub fn program_text(program: &Program) -> String {
     let slot = |s: &Slot| match s {
         Slot::Arena { offset, ty: t } => format!("{offset:#x} {}", ty(*t)),
@@ -78,16 +79,23 @@ pub fn program_text(program: &Program) -> String {
             segment.device, program.arena_bytes[segment.device]
         );
         for s in &segment.steps {
+            let flops = match &s.op {
+                Op::Attention { spec, .. } => {
+                    let bytes = 2 * spec.kv_heads * program.key.options.kv.bytes(spec.head_dim);
+                    let flops = 4 * spec.heads * spec.head_dim;
+                    format!("a row, {bytes} B and {flops} flops more for each cached token it sees")
+                }
+                _ => format!("and {} flops a row", s.cost.row_flops),
+            };
             let _ = writeln!(
                 out,
-                "  {:28} {:10} {} -> {} | weights {} B, {} B and {} flops a row",
+                "  {:28} {:10} {} -> {} | weights {} B, {} B {flops}",
                 s.name,
                 s.op.name(),
                 slots(&s.inputs),
                 slots(&s.outputs),
                 s.cost.weight_bytes,
-                s.cost.row_bytes,
-                s.cost.row_flops
+                s.cost.row_bytes
             );
         }
     }

@@ -203,8 +203,7 @@ impl Config {
         }
         keys.check_biases(checkpoint, names, layers)?;
         if let Some(experts) = keys.usize_opt("expert_count", "num_experts")?.filter(|&n| n > 0) {
-            let what = format!("{experts} experts: mixtures of experts are not supported yet");
-            return Err(setting(keys.name("expert_count", "num_experts"), what));
+            return Err(Error::Experts { key: keys.name("expert_count", "num_experts"), experts });
         }
         let heads = keys.usize("attention.head_count", "num_attention_heads")?;
         let kv_heads = keys.usize_opt("attention.head_count_kv", "num_key_value_heads")?.unwrap_or(heads);

@@ -29,12 +29,22 @@ pub use config::Config;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No family of the registry answers to this name.
-    #[error("architecture {name:?} is not supported; known: {known}")]
+    #[error("architecture {name:?} is not supported{why}; known: {known}")]
     UnknownFamily {
         /// `general.architecture` or `model_type`.
         name: String,
-        /// Supported names.
+        /// More on it, where more is known.
+        why: &'static str,
+        /// Supported names of the same key.
         known: String,
+    },
+    /// A mixture of experts of a family whose dense models run.
+    #[error("setting {key}: {experts} experts: this version runs dense models only")]
+    Experts {
+        /// Key in the file.
+        key: String,
+        /// How many.
+        experts: usize,
     },
     /// A setting is missing or impossible.
     #[error("setting {key}: {what}")]
@@ -61,11 +71,22 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether nothing is wrong with the files, and this version does not run such a model.
+    pub fn is_unsupported(&self) -> bool {
+        match self {
+            Self::UnknownFamily { .. } | Self::Experts { .. } => true,
+            Self::InFile { reason, .. } => reason.is_unsupported(),
+            _ => false,
+        }
+    }
+
     /// The same error with the file it was found in, where it is about one of its settings.
     fn in_file(self, path: &Path) -> Self {
         match self {
             Self::Tensor(error) => Self::Tensor(error.in_file(path)),
-            Self::Setting { .. } => Self::InFile { path: path.into(), reason: Box::new(self) },
+            Self::Setting { .. } | Self::Experts { .. } => {
+                Self::InFile { path: path.into(), reason: Box::new(self) }
+            }
             Self::InFile { .. } | Self::UnknownFamily { .. } | Self::Graph(_) => self,
         }
     }
@@ -279,16 +300,22 @@ impl Model {
     }
 
     fn family(checkpoint: &Checkpoint) -> Result<&'static Family> {
-        let (name, gguf) = match checkpoint.source() {
-            Source::Gguf(m) => (m.str("general.architecture")?, true),
+        let (name, gguf, why) = match checkpoint.source() {
+            Source::Gguf(m) => (m.str("general.architecture")?, true, ""),
             Source::SafeTensors { config, config_path, .. } => {
-                (Object::of(config_path, config)?.require("model_type")?, false)
+                let config = Object::of(config_path, config)?;
+                let why = match config.contains("text_config") {
+                    true => ", being the multimodal form: only text models run",
+                    false => "",
+                };
+                (config.require("model_type")?, false, why)
             }
         };
         let names = |f: &Family| if gguf { f.gguf } else { f.model_types };
         FAMILIES.iter().find(|f| names(f).contains(&name)).ok_or_else(|| {
-            let known: Vec<_> = FAMILIES.iter().map(|f| f.name).collect();
-            Error::UnknownFamily { name: name.to_string(), known: known.join(", ") }
+            let mut known: Vec<_> = FAMILIES.iter().flat_map(|f| names(f).iter().copied()).collect();
+            known.dedup();
+            Error::UnknownFamily { name: name.to_string(), why, known: known.join(", ") }
         })
     }
 }
