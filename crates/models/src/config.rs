@@ -201,6 +201,10 @@ impl Config {
                 format!("{layers} layers, but the file has only {} tensors", checkpoint.tensors().len());
             return Err(setting(keys.name("block_count", "num_hidden_layers"), what));
         }
+        if let Some((layer, tensor)) = beyond(checkpoint, names, layers) {
+            let what = format!("{layers} layers, but the file has tensors of layer {layer}: {tensor:?}");
+            return Err(setting(keys.name("block_count", "num_hidden_layers"), what));
+        }
         keys.check_biases(checkpoint, names, layers)?;
         if let Some(experts) = keys.usize_opt("expert_count", "num_experts")?.filter(|&n| n > 0) {
             return Err(Error::Experts { key: keys.name("expert_count", "num_experts"), experts });
@@ -352,4 +356,12 @@ fn window(keys: &Keys<'_>, layers: usize, family: &Family) -> Result<(Option<usi
         }
     };
     Ok((window.filter(|_| slides.contains(&true)), slides))
+}
+
+/// A tensor of a layer beyond the model's: a count that is too small would leave layers out and answer all the same.
+fn beyond(checkpoint: &Checkpoint, names: Names, layers: usize) -> Option<(usize, &str)> {
+    checkpoint.tensors().iter().find_map(|tensor| {
+        let layer = names.layer_of(&tensor.name).filter(|&layer| layer >= layers)?;
+        Some((layer, tensor.name.as_str()))
+    })
 }

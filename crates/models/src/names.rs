@@ -31,6 +31,12 @@ impl Names {
         }
     }
 
+    /// The layer that a tensor's name puts it in.
+    pub fn layer_of(&self, name: &str) -> Option<usize> {
+        let prefix = if self.style == Style::Gguf { "blk." } else { "model.layers." };
+        name.strip_prefix(prefix)?.split_once('.')?.0.parse().ok()
+    }
+
     /// A tensor of a layer: `part` is the GGUF name without its prefix and suffix (`attn_q`), `kind` is `weight` or
     /// `bias`.
     pub fn layer(&self, layer: usize, part: &str, kind: &str) -> String {

@@ -200,7 +200,8 @@ impl Error {
         }
     }
 
-    pub(crate) fn key(key: &str, problem: impl Into<String>) -> Self {
+    /// A key whose value is not what a reader needs, and why.
+    pub fn key(key: &str, problem: impl Into<String>) -> Self {
         Self::Key { key: key.into(), problem: problem.into() }
     }
 }

@@ -296,6 +296,30 @@ fn rope_settings_of_unknown_layers() {
     }
 }
 
+/// A count that is too small left layers out, and the model answered otherwise.
+#[test]
+fn fewer_layers_than_the_file_has() {
+    let dir = TempDir::new().expect("a temporary folder");
+    for file in std::fs::read_dir(super::fixture("models/llama")).expect("the fixture") {
+        let file = file.expect("a file").path();
+        std::fs::copy(&file, dir.path().join(file.file_name().expect("a name"))).expect("room");
+    }
+    let path = dir.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).expect("settings")).expect("JSON");
+    let layers = config["num_hidden_layers"].as_u64().expect("a count");
+    let open = || {
+        Model::open(&Checkpoint::open(dir.path()).expect("a folder")).map(|_| ()).map_err(|e| e.to_string())
+    };
+    open().expect("the fixture as it is");
+    config["num_hidden_layers"] = json!(layers - 1);
+    std::fs::write(&path, config.to_string()).expect("room");
+    let problem = open().unwrap_err();
+    let last = format!("model.layers.{}.", layers - 1);
+    for word in ["config.json", "num_hidden_layers", &last] {
+        assert!(problem.contains(word), "{problem}");
+    }
+}
+
 /// A file that says that it has biases and has none ran without them.
 #[test]
 fn biases_that_are_not_there() {

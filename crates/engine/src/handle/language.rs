@@ -57,6 +57,7 @@ impl Language {
 
     fn new(tokenizer: Tokenizer, templates: Templates, defaults: Settings) -> Result<Self> {
         let (bos, eos) = (tokenizer.spelling(tokenizer.bos()), tokenizer.spelling(tokenizer.eos()));
+        let templates = templates.that_render();
         let template = match (templates.template, templates.tool_use) {
             (Some(source), None) => Some(ChatTemplate::new(&source, &bos, &eos)?),
             (Some(source), Some(tool_use)) => {
@@ -109,6 +110,12 @@ struct Templates {
 }
 
 impl Templates {
+    /// Without those that are empty: they would render nothing of any conversation, and stand for none.
+    fn that_render(self) -> Self {
+        let renders = |source: &String| !source.trim().is_empty();
+        Self { template: self.template.filter(renders), tool_use: self.tool_use.filter(renders) }
+    }
+
     /// `chat_template.jinja`, else the field `chat_template` of `chat_template.json` or `tokenizer_config.json`: a text,
     /// or a list of texts with names.
     fn in_folder(dir: &Path) -> Result<Self> {
@@ -185,6 +192,8 @@ mod tests {
         assert_eq!(write(&[("chat_template.json", r#"{"chat_template": "c"}"#)]), Ok((some("c"), None)));
         let named = r#"{"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}"#;
         assert_eq!(write(&[("tokenizer_config.json", named)]), Ok((some("d"), some("t"))));
+        let empty = Templates { template: some(" \n"), tool_use: some("t") }.that_render();
+        assert_eq!((empty.template, empty.tool_use), (None, some("t")));
         let broken = write(&[("tokenizer_config.json", "{")]).unwrap_err();
         assert!(broken.contains("tokenizer_config.json"), "{broken}");
     }

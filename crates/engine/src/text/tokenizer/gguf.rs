@@ -10,7 +10,8 @@ use super::vocabulary::{Kind, Vocabulary};
 use super::wordpiece::WordPieces;
 use super::{Model, Parts, Tokenizer, TokenizerError, byte_token};
 
-// Values of `tokenizer.ggml.token_type`; 1 and 5 (unused) are text.
+// Values of `tokenizer.ggml.token_type`; 0 (undefined), 1 and 5 (unused) are text.
+const UNDEFINED: i32 = 0;
 const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
@@ -65,6 +66,10 @@ fn byte_level(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
     }
     let adds_bos = family.adds_bos;
     let merges = metadata.strings("tokenizer.ggml.merges")?;
+    if merges.is_empty() {
+        let problem = "it is empty, and a byte-level vocabulary is nothing without its merges";
+        return Err(ingle_tensor::Error::key("tokenizer.ggml.merges", problem).into());
+    }
     let model = Model::BytePairs(BytePairs::new(family, &vocabulary, &merges)?);
     finish(metadata, model, vocabulary, adds_bos, false)
 }
@@ -154,6 +159,10 @@ fn tokens(metadata: &Metadata) -> Result<(Vec<&str>, Vec<i32>), TokenizerError> 
     let tokens = metadata.strings("tokenizer.ggml.tokens")?;
     let types = metadata.i32s_opt("tokenizer.ggml.token_type")?.unwrap_or_else(|| vec![1; tokens.len()]);
     same_length("tokenizer.ggml.token_type", types.len(), tokens.len())?;
+    if let Some(id) = types.iter().position(|kind| !(UNDEFINED..=BYTE).contains(kind)) {
+        let problem = format!("entry {id} is {}; token types are {UNDEFINED} to {BYTE}", types[id]);
+        return Err(ingle_tensor::Error::key("tokenizer.ggml.token_type", problem).into());
+    }
     Ok((tokens, types))
 }
 

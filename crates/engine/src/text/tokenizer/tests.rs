@@ -313,6 +313,30 @@ fn changed(
     Tokenizer::from_gguf(&Gguf::parse(&Bytes::from(writer.to_bytes())).unwrap().metadata)
 }
 
+/// Both were taken, and split text otherwise.
+#[test]
+fn token_types_and_merges_that_mean_nothing() {
+    for (kind, valid) in [(-1i32, false), (0, true), (5, true), (7, false), (99, false)] {
+        let tokens = open("gpt-2").metadata.strings("tokenizer.ggml.tokens").unwrap().len();
+        let types = vec![kind; tokens];
+        let made = changed("gpt-2", &["token_type"], |w| w.set("tokenizer.ggml.token_type", &types));
+        match made {
+            Ok(_) => assert!(valid, "{kind}"),
+            Err(error) => {
+                let error = error.to_string();
+                assert!(
+                    !valid && error.contains("token_type") && error.contains(&kind.to_string()),
+                    "{error}"
+                );
+            }
+        }
+    }
+    let error = changed("gpt-2", &["merges"], |w| w.set("tokenizer.ggml.merges", &Vec::<u32>::new()))
+        .map(|_| ())
+        .unwrap_err();
+    assert!(error.to_string().contains("tokenizer.ggml.merges"), "{error}");
+}
+
 /// Parts of public vocabularies, with the ids that each model's own library gives to a list of difficult strings (of
 /// smollm: that llama.cpp gives to four prompts). Decoding gives the string back; of WordPiece, its plain form.
 #[test]
