@@ -408,9 +408,9 @@ pub struct Check {
     become f32. Every value is rounded to the nearest its block can hold; there is no importance matrix.",
     crate::mix::names()))]
 pub struct Quantize {
-    /// GGUF file, or any part of a split one
-    #[arg(value_name = "IN.gguf")]
-    pub input: PathBuf,
+    /// GGUF model: a file, any part of a split one, or a cached name
+    #[arg(value_name = "IN.gguf", value_parser = Spec::parse)]
+    pub input: Spec,
     /// The file to write
     #[arg(value_name = "OUT.gguf")]
     pub out: PathBuf,

@@ -31,6 +31,7 @@ use flags::{Cli, Command};
 
 fn main() -> ExitCode {
     sys::end_quietly_on_closed_pipe();
+    sys::fail_on_size_limit();
     let cli = match Cli::read(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => error.exit(),

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::flags::Quantize;
 use crate::mix::{Mix, Role};
 use crate::term::{self, bytes, thousands};
-use crate::{files, slabs, sys};
+use crate::{files, session, slabs, sys};
 
 /// Keys that are said anew, or that only a part of a split file has.
 const NOT_COPIED: [&str; 5] =
@@ -167,6 +167,11 @@ fn counts(types: impl Iterator<Item = DType>) -> String {
 /// numbers; a value that is not finite or too large, with its place; a signal; the file system.
 pub fn quantize(flags: &Quantize) -> Result<()> {
     let Quantize { input, out, mix, .. } = flags;
+    if out.as_os_str() == "-" {
+        let what = "quantize writes a file, not standard output: give it a name (./- is one, if it must be)";
+        return Err(Error::Refused(what.into()));
+    }
+    let input = &session::resolve(Some(input))?;
     let checkpoint = Checkpoint::open(input)?;
     let quantization = Quantization::new(&checkpoint, mix)?;
     let total = quantization.outline.file_bytes()?;

@@ -15,6 +15,16 @@ pub fn end_quietly_on_closed_pipe() {
     }
 }
 
+/// A write beyond a limit on file sizes (`ulimit -f`) becomes an error like that of a full disk, so that what was begun is
+/// removed.
+pub fn fail_on_size_limit() {
+    #[cfg(unix)]
+    // SAFETY: ignores a signal, before any thread is started.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+    }
+}
+
 /// The last signal that was caught; 0 for none.
 static CAUGHT: AtomicI32 = AtomicI32::new(0);
 

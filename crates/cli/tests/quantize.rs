@@ -49,6 +49,30 @@ fn key(checkpoint: &Checkpoint, key: &str) -> u32 {
     metadata.usize(key).unwrap() as u32
 }
 
+/// A pipe was waited for for ever, a `-` became a file of that name, and a limit on file sizes killed the process and left
+/// what it had begun.
+#[test]
+fn pipes_and_limits() {
+    let dir = TempDir::new().unwrap();
+    let (model, out) = (fixture("gguf/llama-s1/model-q8_0.gguf"), dir.path().join("out.gguf"));
+    let pipe = dir.path().join("pipe.gguf");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let said = refusal(quantize(&pipe, &out, &["q8_0"]));
+    assert!(said.contains("pipe.gguf is a pipe; a model is a file or a folder"), "{said}");
+    let said = refusal(quantize(&model, Path::new("-"), &["q8_0"]));
+    assert!(said.contains("not standard output"), "{said}");
+    let limited = format!(
+        "ulimit -f 8; exec {} quantize {} {} f32",
+        env!("CARGO_BIN_EXE_ingle"),
+        model.display(),
+        out.display()
+    );
+    let said = refusal(Command::new("sh").args(["-c", &limited]).stdin(Stdio::null()).output().unwrap());
+    assert!(said.contains("out.gguf"), "{said}");
+    let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
+    assert_eq!(left, ["pipe.gguf"]);
+}
+
 /// That values were rounded before matters only where they are rounded again.
 #[test]
 fn floats_of_a_quantized_model_are_no_second_rounding() {

@@ -37,11 +37,15 @@ pub fn f32_rate(threads: usize) -> f64 {
 
 /// Bytes a second.
 fn read_rate(threads: usize) -> f64 {
-    let mut buffer: Vec<u64> = Vec::with_capacity(BUFFER_BYTES / 8);
+    // Where memory is limited, the largest half, quarter and so on that there is.
+    let mut buffer: Vec<u64> = Vec::new();
+    let words = std::iter::successors(Some(BUFFER_BYTES / 8), |words| Some(words / 2))
+        .find(|&words| buffer.try_reserve_exact(words).is_ok())
+        .unwrap_or(0);
     huge_pages(&mut buffer);
     // Written, not zero-filled: untouched pages would all be the same page of zeros.
-    buffer.extend((0..BUFFER_BYTES as u64 / 8).map(|i| i ^ 0x9e37_79b9));
-    let share = buffer.len().div_ceil(threads);
+    buffer.extend((0..words as u64).map(|i| i ^ 0x9e37_79b9));
+    let share = buffer.len().div_ceil(threads).max(1);
     let best = (0..PASSES)
         .map(|_| {
             together(threads, |thread| {
@@ -50,7 +54,7 @@ fn read_rate(threads: usize) -> f64 {
             })
         })
         .fold(f64::INFINITY, f64::min);
-    BUFFER_BYTES as f64 / best
+    size_of_val(buffer.as_slice()) as f64 / best
 }
 
 /// Runs `f` on so many threads at once; seconds from the common start to the end of the last.
