@@ -289,7 +289,8 @@ pub struct Chat {
     ingle bench -p 0 -b 1,4,8                decode only, so many sequences together\n  \
     ingle bench --ops                        where the time goes, op by op\n\n\
     Repetitions are interleaved (A B C A B C), so that a machine that slows down slows all tests alike.\n\
-    Decode is a share of the read bandwidth, prefill of the int8 rate, both measured in the same run.")]
+    Decode is a share of the read bandwidth, prefill of the int8 rate of vectors, which matrix tiles can\n\
+    exceed; both are measured in the same run.")]
 pub struct Bench {
     #[command(flatten)]
     pub model: ModelFlag,

@@ -2,6 +2,9 @@
 
 use ingle_tensor::DType;
 
+/// The version of the block formats, as llama.cpp numbers it (`general.quantization_version`).
+pub const QUANTIZATION_VERSION: u32 = 2;
+
 /// Which types the matrices have. Norms, routers and rotary factors are always f32.
 #[derive(Debug)]
 pub struct Mix {

@@ -9,16 +9,13 @@ use ingle_tensor::{Checkpoint, DType, Source, TensorInfo, quant};
 
 use crate::error::{Error, Result};
 use crate::flags::Quantize;
-use crate::mix::{Mix, Role};
+use crate::mix::{Mix, QUANTIZATION_VERSION, Role};
 use crate::term::{self, bytes, thousands};
 use crate::{files, session, slabs, sys};
 
 /// Keys that are said anew, or that only a part of a split file has.
 const NOT_COPIED: [&str; 5] =
     ["general.file_type", "general.quantization_version", "split.no", "split.count", "split.tensors.count"];
-
-/// The version of the block formats, as llama.cpp numbers it.
-const QUANTIZATION_VERSION: u32 = 2;
 
 /// A file that is described to the byte and not yet made.
 struct Quantization<'a> {

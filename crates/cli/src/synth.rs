@@ -16,7 +16,7 @@ use ingle_tensor::gguf::Outline;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::flags::Synth;
-use crate::mix::{Mix, Role};
+use crate::mix::{Mix, QUANTIZATION_VERSION, Role};
 use crate::sys;
 use crate::term::{self, bytes, thousands};
 pub use shapes::{Preset, Shape, names, which_run};
@@ -116,7 +116,7 @@ fn settings(shape: &Shape, mix: &Mix, seed: u64, outline: &mut Outline) -> Resul
     outline.set("general.type", "model")?;
     outline.set("general.name", &format!("{} with random weights, seed {seed}", shape.model))?;
     outline.set("general.file_type", &mix.file_type)?;
-    outline.set("general.quantization_version", &2u32)?;
+    outline.set("general.quantization_version", &QUANTIZATION_VERSION)?;
     let mut set =
         |key: &str, value: usize| outline.set(&format!("{}.{key}", shape.architecture), &count(value));
     set("block_count", shape.layers)?;

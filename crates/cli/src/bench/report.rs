@@ -107,7 +107,10 @@ pub fn print_table(machine: &Machine, outcomes: &[Outcome], by_op: Option<&ByOp>
     let peak = machine.peak_memory_bytes.map_or("unknown".into(), bytes);
     writeln!(out, "{} {} on {}", paint.bold("model"), machine.model, machine.device)?;
     writeln!(out, "load {:.0} ms, peak memory {peak}", machine.load_ms)?;
-    writeln!(out, "this machine, now: reads {read_gb_per_second:.1} GB/s, int8 {int8_tops:.2} TOPS\n")?;
+    writeln!(
+        out,
+        "this machine, now: reads {read_gb_per_second:.1} GB/s, int8 {int8_tops:.2} TOPS on vectors\n"
+    )?;
     let head = format!(
         "{:<14} {:>5} {:>10} {:>22} {:>12} {:>9}  {}",
         "test", "batch", "tok/s", "[min max]", "weights GB/s", "KV GB/s", "share of limit"

@@ -81,7 +81,7 @@ pub(super) unsafe fn run<S: Engine, F: Format, const V: usize, const D: usize, c
             }
             for r in 0..height.min(call.rows.end - row) {
                 // SAFETY: row and columns are inside the caller's output and residual, which it owns.
-                unsafe { finish(&sums[r], TILE * tile, lanes, row + r, call) };
+                unsafe { call.tail.finish(&sums[r], call.out, row + r, TILE * tile, lanes) };
             }
             row += height;
             // One past the last panel, and beyond the last tile, at most.
@@ -123,31 +123,6 @@ unsafe fn expand<S: Engine, F: Format>(mut codes: *const u8, units: usize, mut b
         }
         codes = codes.wrapping_add(F::SPEC.group_bytes());
         bytes = bytes.wrapping_add(8 * 64);
-    }
-}
-
-/// Adds bias and residual and writes one row of a tile.
-///
-/// # Safety
-/// As [`run`]: `row` and `first .. first + lanes` are inside the output, the bias and the residual.
-#[inline(always)]
-unsafe fn finish(sums: &[f32; TILE], first: usize, lanes: usize, row: usize, call: &Call<'_>) {
-    let mut y = *sums;
-    if let Some(bias) = call.tail.bias {
-        for (y, b) in y.iter_mut().zip(&bias[first..first + lanes]) {
-            *y += b;
-        }
-    }
-    // SAFETY: the caller's duty; the residual may be the output itself, so both are raw and read before written.
-    unsafe {
-        let out = call.out.at(row, first);
-        if let Some(residual) = call.tail.residual {
-            let residual = residual.at(row, first);
-            for lane in 0..lanes {
-                y[lane] += *residual.add(lane);
-            }
-        }
-        std::ptr::copy_nonoverlapping(y.as_ptr(), out, lanes);
     }
 }
 

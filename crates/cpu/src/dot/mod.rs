@@ -109,6 +109,45 @@ pub struct Tail<'a> {
     pub residual: Option<InPtr>,
 }
 
+impl Tail<'_> {
+    /// Adds bias and residual and writes one row of a tile: `lanes` columns from `first` on.
+    ///
+    /// # Safety
+    /// `row` and the columns are inside the output, the bias and the residual.
+    #[inline(always)]
+    unsafe fn finish(&self, sums: &[f32; TILE], out: OutPtr, row: usize, first: usize, lanes: usize) {
+        // SAFETY: the caller's duty. A whole tile is the rule, and its length then a constant.
+        unsafe {
+            match lanes {
+                TILE => self.write(sums, out, row, first, TILE),
+                lanes => self.write(sums, out, row, first, lanes),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Tail::finish`].
+    #[inline(always)]
+    unsafe fn write(&self, sums: &[f32; TILE], out: OutPtr, row: usize, first: usize, lanes: usize) {
+        let mut y = *sums;
+        if let Some(bias) = self.bias {
+            for (y, b) in y.iter_mut().zip(&bias[first..first + lanes]) {
+                *y += b;
+            }
+        }
+        // SAFETY: the caller's duty; the residual may be the output itself, so both are raw and read before written.
+        unsafe {
+            if let Some(residual) = self.residual {
+                let residual = residual.at(row, first);
+                for lane in 0..lanes {
+                    y[lane] += *residual.add(lane);
+                }
+            }
+            std::ptr::copy_nonoverlapping(y.as_ptr(), out.at(row, first), lanes);
+        }
+    }
+}
+
 /// A worker's private memory for products; grows to the largest one asked for.
 #[derive(Default)]
 pub struct Scratch {

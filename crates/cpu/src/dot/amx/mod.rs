@@ -1,12 +1,12 @@
 //! Products of many rows on matrix tiles (AMX).
 //!
-//! Sixteen or more activation rows meet a tile of sixteen output rows, one unit at a time, because each unit has scales of its
-//! own: the tile products give a unit's exact integers, they pass through memory, and the float tail of the `int`
+//! A block of activation rows meets a tile of sixteen output rows, one unit at a time, because each unit has scales of
+//! its own: the tile products give a unit's exact integers, they pass through memory, and the float tail of the `int`
 //! arithmetic (NUMERICS.md section 2) runs on vectors whose lanes are output rows, as everywhere in this room. While the
 //! tail of one unit runs, the tiles of the next are multiplied.
 //!
-//! - [`plain`]: some formats with units of 32 columns, as bf16: integers up to 256 are exact in it, and so are sums of 32 products in f32,
-//!   which spares the conversion.
+//! - [`plain`]: some formats with units of 32 columns, as bf16: integers up to 256 are exact in it, and so are sums of
+//!   32 products in f32, which spares the conversion.
 //! - [`scaled`]: units of 256 columns with sub-scales, as int8: code times sub-scale is cut into two digits of radix 64,
 //!   so that nothing has to be scaled inside a unit.
 //!
@@ -43,7 +43,7 @@ const WEIGHTS_SHARE: usize = 26 << 10;
 /// Bytes of one tile in memory.
 const TILE_BYTES: usize = 16 * 64;
 
-/// How a format's units are laid out for tiles, and the two functions that lay them out.
+/// How a format's units are laid out for tiles, and the functions that make and use that layout.
 #[derive(Clone, Copy)]
 pub(super) struct Plan {
     /// Rows of a block of activations.
@@ -180,9 +180,7 @@ pub(super) unsafe fn product(
                     unit += here;
                 }
                 let lanes = TILE.min(packed.rows() - TILE * tile);
-                for r in 0..rows.len() {
-                    finish(&*totals.add(r), TILE * tile, lanes, first + r, out, &tail);
-                }
+                finish(totals, out, rows.clone(), TILE * tile, lanes, &tail);
             }
         }
     }
@@ -198,25 +196,22 @@ fn prefetch_outputs(col: usize, rows: Range<usize>, out: OutPtr) {
     }
 }
 
-/// Adds bias and residual and writes one row of a tile.
+/// [`Tail::finish`] for the rows of a tile, compiled for AVX-512.
 ///
 /// # Safety
-/// Row and columns are inside the output and the residual, and AVX-512 is present.
+/// AVX-512 is present; `totals` holds these rows; the rest is that of [`Tail::finish`].
 #[target_feature(enable = "avx512f")]
-unsafe fn finish(sums: &[f32; TILE], first: usize, lanes: usize, row: usize, out: OutPtr, tail: &Tail<'_>) {
-    use std::arch::x86_64::*;
-    let mask = ((1u32 << lanes) - 1) as __mmask16;
-    // SAFETY: masked lanes are not touched; the others are the caller's duty. The residual may be the output itself, and
-    // is read before it is written.
-    unsafe {
-        let mut y = _mm512_loadu_ps(sums.as_ptr());
-        if let Some(bias) = tail.bias {
-            y = _mm512_add_ps(y, _mm512_maskz_loadu_ps(mask, bias[first..first + lanes].as_ptr()));
-        }
-        if let Some(residual) = tail.residual {
-            y = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, residual.at(row, first)), y);
-        }
-        _mm512_mask_storeu_ps(out.at(row, first), mask, y);
+unsafe fn finish(
+    totals: *const [f32; TILE],
+    out: OutPtr,
+    rows: Range<usize>,
+    first: usize,
+    lanes: usize,
+    tail: &Tail<'_>,
+) {
+    for (r, row) in rows.enumerate() {
+        // SAFETY: the caller's duty.
+        unsafe { tail.finish(&*totals.add(r), out, row, first, lanes) };
     }
 }
 

@@ -119,21 +119,20 @@ unsafe fn multiply(segment: &Segment, mut x: *const u8, results: *mut u8, totals
     let mut w = segment.weights;
     let mut left: usize = segment.counts.iter().sum();
     let (mut now, mut next) = (results.cast::<f32>(), results.wrapping_add(TILE_BYTES).cast::<f32>());
-    // Multiplies one unit; its integers are in memory when a later unit is under way. Neighbours use different tiles,
-    // because a tile is not renamed: the next unit would wait until this one's is stored.
+    // Multiplies one unit; its integers are in memory when a later unit is under way.
     macro_rules! issue {
-        ($c:tt $a:tt $b:tt, $x:expr, $w:expr, $to:expr) => {
+        ($to:expr) => {
             asm!(
-                concat!("tilezero ", $c),
-                concat!("tileloadd ", $a, ", [{x} + {stride}]"),
-                concat!("tileloadd ", $b, ", [{w} + {stride}]"),
-                concat!("tdpbf16ps ", $c, ", ", $a, ", ", $b),
-                concat!("tilestored [{to} + {stride}], ", $c),
-                x = in(reg) $x,
-                w = in(reg) $w,
+                "tilezero tmm0",
+                "tileloadd tmm4, [{x} + {stride}]",
+                "tileloadd tmm6, [{w} + {stride}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tilestored [{to} + {stride}], tmm0",
+                x = in(reg) x,
+                w = in(reg) w,
                 to = in(reg) $to,
                 stride = in(reg) 64usize,
-                out($c) _, out($a) _, out($b) _,
+                out("tmm0") _, out("tmm4") _, out("tmm6") _,
                 options(nostack, preserves_flags),
             )
         };
@@ -141,7 +140,7 @@ unsafe fn multiply(segment: &Segment, mut x: *const u8, results: *mut u8, totals
     // SAFETY: the caller's duty: as many units as counted follow each pointer.
     unsafe {
         if left > 0 {
-            issue!("tmm0" "tmm4" "tmm6", x, w, now);
+            issue!(now);
         }
         for residue in 0..segment.residues {
             let mut acc = [_mm512_setzero_ps(); BLOCK];
@@ -150,10 +149,8 @@ unsafe fn multiply(segment: &Segment, mut x: *const u8, results: *mut u8, totals
                 let (x_after, w_after) = (x.add(TILE_BYTES).cast::<f32>(), w.add(TILE_BYTES).cast::<f32>());
                 x = x.add(UNIT_BYTES);
                 w = w.add(UNIT_BYTES);
-                match left {
-                    0 => {}
-                    _ if left.is_multiple_of(2) => issue!("tmm0" "tmm4" "tmm6", x, w, next),
-                    _ => issue!("tmm1" "tmm5" "tmm7", x, w, next),
+                if left > 0 {
+                    issue!(next);
                 }
                 let d = _mm512_loadu_ps(w_after);
                 macro_rules! row {
