@@ -7,7 +7,9 @@ use serde_json::json;
 
 use super::*;
 
-fn params(settings: serde_json::Value) -> Params {
+/// `settings` over the defaults, with seed 0 unless they give one: no test may hang on a drawn seed.
+fn params(mut settings: serde_json::Value) -> Params {
+    settings.as_object_mut().unwrap().entry("seed").or_insert(json!(0));
     let settings: Settings = serde_json::from_value(settings).unwrap();
     Params::resolve(&settings, &Settings::default(), 1 << 20).unwrap()
 }
@@ -17,7 +19,6 @@ fn neutral(mut settings: serde_json::Value) -> Params {
     for (field, value) in [("temperature", 1.0), ("top_p", 1.0), ("min_p", 0.0)] {
         settings.as_object_mut().unwrap().entry(field).or_insert(json!(value));
     }
-    settings.as_object_mut().unwrap().entry("seed").or_insert(json!(0));
     params(settings)
 }
 
