@@ -13,8 +13,19 @@ use ingle_cpu::{Isa, Team};
 use ingle_graph::quantize::{Layout, quantize_row};
 use ingle_tensor::DType;
 
-const FORMATS: [DType; 8] =
-    [DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::Q8_0, DType::Q4K, DType::Q5K, DType::Q6K];
+const FORMATS: [DType; 11] = [
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q8_0,
+    DType::Q4K,
+    DType::Q5K,
+    DType::Q6K,
+    DType::IQ4NL,
+    DType::IQ4XS,
+    DType::MXFP4,
+];
 
 const ROWS: [usize; 6] = [4, 8, 16, 32, 64, 512];
 

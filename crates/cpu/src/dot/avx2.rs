@@ -60,6 +60,13 @@ impl Engine for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn levels(codes: __m256i, levels: &'static [i8; 16]) -> __m256i {
+        unsafe {
+            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(levels.as_ptr().cast())), codes)
+        }
+    }
+
+    #[inline(always)]
     unsafe fn bytes(g: usize, group: *const u8) -> __m256i {
         unsafe { _mm256_loadu_si256(group.add(64 * g).cast()) }
     }
@@ -151,6 +158,16 @@ impl Engine for Avx2 {
     #[inline(always)]
     unsafe fn from_f16(at: *const u8) -> __m256 {
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn from_exponent(at: *const u8) -> __m256 {
+        unsafe {
+            // The exponent's place in a number is 2^(e - 127), but for e = 0, for which half of the next stands.
+            let e = _mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast())));
+            let e = _mm256_castsi256_ps(_mm256_max_epu32(e, _mm256_set1_epi32(1 << 22)));
+            _mm256_mul_ps(e, _mm256_set1_ps(0.5))
+        }
     }
 
     #[inline(always)]

@@ -75,6 +75,14 @@ impl Engine for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn levels(codes: __m512i, levels: &'static [i8; 16]) -> __m512i {
+        unsafe {
+            let levels = _mm_xor_si128(_mm_loadu_si128(levels.as_ptr().cast()), _mm_set1_epi8(-128));
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(levels), codes)
+        }
+    }
+
+    #[inline(always)]
     unsafe fn bytes(g: usize, group: *const u8) -> __m512i {
         unsafe { _mm512_loadu_si512(group.add(64 * g).cast()) }
     }
@@ -123,6 +131,15 @@ impl Engine for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn add_scaled_long(int: __m512i, piece: __m512i, pairs: *const u8, second: bool) -> __m512i {
+        unsafe {
+            let pairs = _mm512_cvtepi8_epi16(_mm256_loadu_si256(pairs.cast()));
+            let pairs = if second { pairs } else { _mm512_slli_epi32::<16>(pairs) };
+            _mm512_add_epi32(int, _mm512_mullo_epi32(piece, _mm512_srai_epi32::<16>(pairs)))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn add_pairs(int: __m512i, pairs: *const u8, sums: *const i32) -> __m512i {
         unsafe {
             let pairs = _mm512_cvtepi8_epi16(_mm256_loadu_si256(pairs.cast()));
@@ -158,6 +175,16 @@ impl Engine for Avx512 {
     #[inline(always)]
     unsafe fn from_f16(at: *const u8) -> __m512 {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn from_exponent(at: *const u8) -> __m512 {
+        unsafe {
+            // The exponent's place in a number is 2^(e - 127), but for e = 0, for which half of the next stands.
+            let e = _mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast())));
+            let e = _mm512_castsi512_ps(_mm512_max_epu32(e, _mm512_set1_epi32(1 << 22)));
+            _mm512_mul_ps(e, _mm512_set1_ps(0.5))
+        }
     }
 
     #[inline(always)]

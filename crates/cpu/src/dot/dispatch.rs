@@ -99,6 +99,9 @@ macro_rules! with_format {
             DType::Q4K => with_format!(@ Q4K, $f => $body),
             DType::Q5K => with_format!(@ Q5K, $f => $body),
             DType::Q6K => with_format!(@ Q6K, $f => $body),
+            DType::IQ4NL => with_format!(@ IQ4NL, $f => $body),
+            DType::IQ4XS => with_format!(@ IQ4XS, $f => $body),
+            DType::MXFP4 => with_format!(@ MXFP4, $f => $body),
             dtype => unreachable!("{dtype} has no packed form; Packed::new refuses it"),
         }
     };

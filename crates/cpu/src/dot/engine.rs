@@ -34,6 +34,8 @@ pub(super) trait Engine {
 
     /// The codes of word `g` of a group. `bits` and `g` are constants wherever this is inlined.
     unsafe fn codes(bits: usize, g: usize, group: *const u8) -> Self::Codes;
+    /// What codes of 4 bits stand for, plus 128, unless codes of 8 bits are multiplied without an offset.
+    unsafe fn levels(codes: Self::Codes, levels: &'static [i8; 16]) -> Self::Codes;
     /// Plane `g` of a group, as it is.
     unsafe fn bytes(g: usize, group: *const u8) -> Self::Codes;
     /// Writes codes so that [`Engine::bytes`] reads them.
@@ -51,6 +53,16 @@ pub(super) trait Engine {
     unsafe fn sub_scale(pairs: *const u8, second: bool) -> Self::SubScale;
     /// `int + scale * total(piece)`.
     unsafe fn add_scaled(int: Self::Int, piece: Self::Piece, scale: Self::SubScale) -> Self::Int;
+    /// The same for pieces of more than 16 bits, with the first or second of each pair.
+    unsafe fn add_scaled_long(
+        int: Self::Int,
+        piece: Self::Piece,
+        pairs: *const u8,
+        second: bool,
+    ) -> Self::Int {
+        // SAFETY: the caller's duty.
+        unsafe { Self::add_scaled(int, piece, Self::sub_scale(pairs, second)) }
+    }
     /// `int` + first of the pair * low half of the sums + second * high half.
     unsafe fn add_pairs(int: Self::Int, pairs: *const u8, sums: *const i32) -> Self::Int;
 
@@ -61,6 +73,8 @@ pub(super) trait Engine {
 
     unsafe fn from_int(a: Self::Int) -> Self::Float;
     unsafe fn from_f16(at: *const u8) -> Self::Float;
+    /// `2^(e - 128)` of bytes `e`, which are not 255.
+    unsafe fn from_exponent(at: *const u8) -> Self::Float;
     unsafe fn splat(at: *const f32) -> Self::Float;
     unsafe fn zero() -> Self::Float;
     unsafe fn add(a: Self::Float, b: Self::Float) -> Self::Float;
@@ -109,6 +123,14 @@ impl Engine for Scalar {
                 6 => (plane(4 + g / 4) >> (2 * (g % 4)) & 3) << 4,
                 _ => 0,
             };
+        }
+        codes
+    }
+
+    #[inline(always)]
+    unsafe fn levels(mut codes: Self::Codes, levels: &'static [i8; 16]) -> Self::Codes {
+        for code in &mut codes {
+            *code = levels[usize::from(*code & 15)] as u8 ^ 0x80;
         }
         codes
     }
@@ -229,6 +251,17 @@ impl Engine for Scalar {
         for lane in 0..TILE {
             // SAFETY: the trait's duty: LANES values.
             out[lane] = f16::from_bits(unsafe { at.cast::<u16>().add(lane).read_unaligned() }).to_f32();
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn from_exponent(at: *const u8) -> Self::Float {
+        let mut out = [0.0; TILE];
+        for lane in 0..TILE {
+            // SAFETY: the trait's duty: LANES values.
+            let e = u32::from(unsafe { *at.add(lane) });
+            out[lane] = f32::from_bits((e << 23).max(1 << 22)) * 0.5;
         }
         out
     }

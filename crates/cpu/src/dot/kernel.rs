@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::engine::Engine;
 use super::pack::{RESIDUES, units_of};
 use super::panel::UnitLayout;
-use super::spec::{Format, Min, Spec, TILE};
+use super::spec::{Format, Min, Scale, Spec, TILE};
 use super::{OutPtr, Packed, Tail};
 
 /// A group of panels' share of a product.
@@ -75,7 +75,7 @@ pub(super) unsafe fn run<S: Engine, F: Format, const V: usize, const D: usize, c
                 let lane = half * S::LANES;
                 // SAFETY: the two sections of a tile hold `units` records of the format; there is a panel for this row.
                 unsafe {
-                    let (codes, scales) = (codes.add(4 * lane), scales.add(2 * lane));
+                    let (codes, scales) = (codes.add(4 * lane), scales.add(F::SPEC.scale.bytes() * lane));
                     tile_sums::<S, F, V, D, X>(codes, scales, units, panel, ahead, &mut sums, lane);
                 }
             }
@@ -111,11 +111,8 @@ unsafe fn expand<S: Engine, F: Format>(mut codes: *const u8, units: usize, mut b
                 ($g:literal) => {
                     // SAFETY: a group of the format is left, and room for eight planes.
                     unsafe {
-                        S::store_bytes(
-                            S::codes(F::SPEC.bits, $g, codes.add(4 * lane)),
-                            $g,
-                            bytes.add(4 * lane),
-                        )
+                        let word = read_codes::<S, F>($g, codes.add(4 * lane));
+                        S::store_bytes(word, $g, bytes.add(4 * lane));
                     };
                 };
             }
@@ -176,14 +173,30 @@ unsafe fn tile_sums<S: Engine, F: Format, const V: usize, const D: usize, const 
     }
 }
 
-/// The codes of word `g` of a group.
+/// The codes of word `g` of a group as they are multiplied, from memory.
+///
+/// # Safety
+/// The engine's instruction set is enabled in the calling function; `group` is the first lane's part of a group.
+#[inline(always)]
+pub(super) unsafe fn read_codes<S: Engine, F: Format>(g: usize, group: *const u8) -> S::Codes {
+    // SAFETY: the caller's duty.
+    unsafe {
+        let codes = S::codes(F::SPEC.bits, g, group);
+        match F::SPEC.levels {
+            Some(levels) => S::levels(codes, levels),
+            None => codes,
+        }
+    }
+}
+
+/// The same, or as [`expand`] wrote them.
 ///
 /// # Safety
 /// As [`tile_sums`], with a group left.
 #[inline(always)]
 unsafe fn codes_of<S: Engine, F: Format, const X: bool>(g: usize, group: *const u8) -> S::Codes {
     // SAFETY: the caller's duty.
-    unsafe { if X { S::bytes(g, group) } else { S::codes(F::SPEC.bits, g, group) } }
+    unsafe { if X { S::bytes(g, group) } else { read_codes::<S, F>(g, group) } }
 }
 
 /// Adds a unit of 32 columns with one scale.
@@ -203,7 +216,7 @@ unsafe fn unit_plain<S: Engine, F: Format, const V: usize, const D: usize, const
         let starts = panel.add(at.starts).cast::<i32>();
         let mut pieces = [S::empty(); V];
         let mut ints = [S::int_zero(); V];
-        if F::SPEC.starts() == 1 && S::SIGNED_BITS != F::SPEC.bits {
+        if F::SPEC.starts() == 1 && S::SIGNED_BITS != F::SPEC.width() {
             for v in 0..V {
                 if S::WIDE {
                     pieces[v] = S::start(starts.add(v));
@@ -216,8 +229,8 @@ unsafe fn unit_plain<S: Engine, F: Format, const V: usize, const D: usize, const
             ($g:literal) => {
                 let word = codes_of::<S, F, X>($g, codes);
                 for v in 0..V {
-                    pieces[v] = S::step(F::SPEC.bits, pieces[v], word, panel.add(32 * v + 4 * $g).cast());
-                    if !S::WIDE && ($g + 1) % F::SPEC.piece_words() == 0 {
+                    pieces[v] = S::step(F::SPEC.width(), pieces[v], word, panel.add(32 * v + 4 * $g).cast());
+                    if !S::WIDE && ($g + 1) % F::SPEC.short_words() == 0 {
                         ints[v] = S::int_add(ints[v], S::total(pieces[v]));
                         pieces[v] = S::empty();
                     }
@@ -259,8 +272,13 @@ unsafe fn unit_scaled<S: Engine, F: Format, const V: usize, const D: usize, cons
         let pairs = panel.add(at.sums).cast::<i32>();
         let sub_scales = scales.add(spec.sub_scale_at());
         let mut ints = [S::int_zero(); V];
-        // Pieces are sums of (code - center) or of code; the format's weights are (code - offset).
-        let shifted = if S::WIDE { spec.center() - spec.offset } else { -spec.offset };
+        // Pieces are sums of (code - center), of (code - offset) or of code; the format's weights are (code - offset).
+        let shifted = match (S::WIDE, S::SIGNED_BITS == spec.width()) {
+            (true, _) => spec.center() - spec.offset,
+            (false, true) => 0,
+            (false, false) => -spec.offset,
+        };
+        let words = if S::WIDE { spec.piece_words() } else { spec.short_words() };
         if shifted != 0 {
             pair_sums::<S, V>(spec, sub_scales, pairs, &mut ints);
             for v in 0..V {
@@ -269,7 +287,7 @@ unsafe fn unit_scaled<S: Engine, F: Format, const V: usize, const D: usize, cons
         }
         for group in 0..8 {
             let codes = codes.add(group * if X { 8 * 64 } else { spec.group_bytes() });
-            let starts = starts.add(V * (group * 8 / spec.piece_words()));
+            let starts = starts.add(V * (group * 8 / words));
             let digits = S::in_register(panel.add(32 * V * group));
             let sub_scales = sub_scales.add(2 * TILE * (group * 32 / spec.sub / 2));
             let mut pieces = [S::empty(); V];
@@ -277,16 +295,21 @@ unsafe fn unit_scaled<S: Engine, F: Format, const V: usize, const D: usize, cons
                 ($g:literal) => {
                     let word = codes_of::<S, F, X>($g, codes);
                     for v in 0..V {
-                        if S::WIDE && $g % spec.piece_words() == 0 {
-                            pieces[v] = S::start(starts.add(V * ($g / spec.piece_words()) + v));
+                        if S::WIDE && $g % words == 0 {
+                            pieces[v] = S::start(starts.add(V * ($g / words) + v));
                         }
-                        pieces[v] = S::step(spec.bits, pieces[v], word, digits.add(32 * v + 4 * $g).cast());
+                        pieces[v] =
+                            S::step(spec.width(), pieces[v], word, digits.add(32 * v + 4 * $g).cast());
                     }
-                    if ($g + 1) % spec.piece_words() == 0 {
+                    if ($g + 1) % words == 0 {
                         let second = if spec.sub == 32 { group % 2 == 1 } else { $g / 4 == 1 };
                         let scale = S::sub_scale(sub_scales, second);
                         for v in 0..V {
-                            ints[v] = S::add_scaled(ints[v], pieces[v], scale);
+                            ints[v] = if S::WIDE && spec.is_long() {
+                                S::add_scaled_long(ints[v], pieces[v], sub_scales, second)
+                            } else {
+                                S::add_scaled(ints[v], pieces[v], scale)
+                            };
                             pieces[v] = S::empty();
                         }
                     }
@@ -340,7 +363,10 @@ unsafe fn accumulate<S: Engine, F: Format, const V: usize, const D: usize>(
     // SAFETY: all offsets are inside one record of each layout.
     unsafe {
         let digit_scales = panel.add(const { UnitLayout::new(&F::SPEC, V / D, D).scales }).cast::<f32>();
-        let d = S::from_f16(scales);
+        let d = match F::SPEC.scale {
+            Scale::F16 => S::from_f16(scales),
+            Scale::Exponent => S::from_exponent(scales),
+        };
         for r in 0..V / D {
             let s = S::mul(d, S::splat(digit_scales.add(r)));
             if D == 2 {

@@ -3,7 +3,7 @@
 
 use ingle_tensor::DType;
 
-use super::spec::{Format, Min, Spec, TILE};
+use super::spec::{Format, Min, Scale, Spec, TILE};
 
 /// Accumulators of a row: unit `u` belongs to accumulator `u % RESIDUES`.
 pub(super) const RESIDUES: usize = 8;
@@ -80,6 +80,10 @@ fn write_group(bits: usize, words: &[u32; 8], lane: usize, group: &mut [u8]) {
 
 #[inline(always)]
 fn write_scales(spec: &Spec, unit: &Unit, lane: usize, record: &mut [u8]) {
+    if spec.scale == Scale::Exponent {
+        record[lane] = unit.d[0];
+        return;
+    }
     let mut put = |at: usize, pair: [u8; 2]| record[at + 2 * lane..][..2].copy_from_slice(&pair);
     put(0, unit.d);
     if spec.min != Min::None {
@@ -129,7 +133,8 @@ fn read_block(dtype: DType, block: &[u8], unit: &mut Unit) {
     };
     unit.d = pair(0);
     match dtype {
-        DType::Q4_0 => nibbles(words, 2),
+        DType::Q4_0 | DType::IQ4NL => nibbles(words, 2),
+        DType::MXFP4 => nibbles(words, 1),
         DType::Q4_1 => {
             unit.min = pair(2);
             nibbles(words, 4);
@@ -158,6 +163,18 @@ fn read_block(dtype: DType, block: &[u8], unit: &mut Unit) {
                 unit.words[i] = word(&block[codes..], j / 2 * 8 + g) >> (4 * (j % 2)) & LOW4;
                 if five {
                     unit.words[i] |= (word(&block[16..], g) >> j & LOW1) << 4;
+                }
+            }
+        }
+        DType::IQ4XS => {
+            let (low, high) = (word(&block[4..], 0), u32::from(u16::from_le_bytes(pair(2))));
+            for (j, words) in unit.words.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                let bits = low >> (4 * j) & 15 | (high >> (2 * j) & 3) << 4;
+                unit.sub_scales[j] = (bits as u8).wrapping_sub(32);
+                for g in 0..4 {
+                    let both = word(&block[8..], 4 * j + g);
+                    words[g] = both & LOW4;
+                    words[g + 4] = both >> 4 & LOW4;
                 }
             }
         }

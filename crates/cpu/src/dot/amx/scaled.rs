@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::super::avx512::Avx512;
 use super::super::engine::Engine;
+use super::super::kernel::read_codes;
 use super::super::pack::{RESIDUES, units_of};
 use super::super::spec::{self, Format, Min, Spec, TILE};
 use super::super::{Activations, Packed};
@@ -45,6 +46,7 @@ pub(super) fn plan(spec: &Spec, digits: usize) -> Option<Plan> {
         DType::Q4K => expand::<spec::Q4K>,
         DType::Q5K => expand::<spec::Q5K>,
         DType::Q6K => expand::<spec::Q6K>,
+        DType::IQ4XS => expand::<spec::IQ4XS>,
         _ => return None,
     };
     let multiply = match (spec.min, digits) {
@@ -131,7 +133,7 @@ unsafe fn expand<F: Format>(mut codes: *const u8, mut scales: *const u8, units: 
                 macro_rules! word {
                     ($($g:literal)*) => {$(
                         let is_second = if spec.sub == 32 { group % 2 == 1 } else { $g / 4 == 1 };
-                        let w = Avx512::codes(spec.bits, $g, codes);
+                        let w = read_codes::<Avx512, F>($g, codes);
                         let w = _mm512_sub_epi8(w, _mm512_set1_epi8(spec.offset as i8));
                         let (high, low) = digits(w, if is_second { second } else { first });
                         let at = to.add(512 * group + 64 * $g);
