@@ -20,7 +20,7 @@ pub(super) trait Engine {
     const WIDE: bool;
     /// Four codes of each row.
     type Codes: Copy;
-    /// Running sum of products, over at most `Spec::piece_words` words if not wide or to be scaled.
+    /// Running sum of products, over at most `Spec::short_words` words if not wide, a piece of the format if to be scaled.
     type Piece: Copy;
     /// One i32 per row.
     type Int: Copy;
