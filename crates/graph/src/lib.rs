@@ -24,7 +24,7 @@ pub use program::{KvGroup, KvLayer, Program, Segment, Slot, Step};
 
 /// The version of the numeric contract (NUMERICS.md). It enters every prefix-cache key: results of different versions
 /// are never mixed.
-pub const CONTRACT_VERSION: u32 = 2;
+pub const CONTRACT_VERSION: u32 = 3;
 
 /// Keys per attention chunk, by absolute position (NUMERICS.md section 3).
 pub const ATTENTION_CHUNK: usize = 256;

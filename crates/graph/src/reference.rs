@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use ingle_tensor::{Checkpoint, quant};
+use ingle_tensor::Checkpoint;
+use ingle_tensor::quant::{self, Minimum};
 
 use crate::backend::{Backend, Inputs, KvPlan, PathCount, Prepared, Profile};
 use crate::builder::Graph;
@@ -60,6 +61,7 @@ pub struct IntRow {
     /// Integer weights, `[cols]`, and integer minima, `[cols]` or none.
     w: Vec<i16>,
     m: Vec<i16>,
+    minimum: Minimum,
     /// Scale and minimum of each unit.
     scales: Vec<(f32, f32)>,
 }
@@ -84,12 +86,13 @@ impl IntRow {
     pub fn read(&mut self, weight: &[u8], format: &quant::Format) {
         self.clear();
         self.unit = format.unit;
+        self.minimum = format.minimum;
         let mut view = quant::UnitView::default();
         for block in weight.chunks_exact(format.dtype.block_bytes()) {
             for unit in 0..format.dtype.block_len() / format.unit {
                 (format.unit_view)(block, unit, &mut view);
                 self.w.extend(&view.w[..view.len]);
-                self.m.extend(&view.m[..if format.has_min { view.len } else { 0 }]);
+                self.m.extend(&view.m[..if format.minimum == Minimum::None { 0 } else { view.len }]);
                 self.scales.push((view.d, view.min));
             }
         }
@@ -112,14 +115,16 @@ impl IntRow {
                 products.map(|(&w, &q)| i32::from(w) * i32::from(q as i8)).sum::<i32>() as f32
             };
             let acc = &mut acc[u % 8];
-            let terms = [Some((d, &self.w)), (!self.m.is_empty()).then_some((min, &self.m))];
-            for (d, w) in terms.into_iter().flatten() {
-                let s = d * da;
-                if layout.digits == 1 {
-                    *acc = s.mul_add(sum(w, 0), *acc);
-                } else {
-                    *acc = (128.0 * s).mul_add(sum(w, 0), *acc);
-                    *acc = s.mul_add(sum(w, 1), *acc);
+            // What multiplies each digit's integers.
+            let scales: &[f32] = if layout.digits == 1 { &[1.0] } else { &[128.0, 1.0] };
+            for (digit, scale) in scales.iter().enumerate() {
+                *acc = (scale * (d * da)).mul_add(sum(&self.w, digit), *acc);
+            }
+            for (digit, scale) in scales.iter().enumerate() {
+                match self.minimum {
+                    Minimum::None => {}
+                    Minimum::OfUnit => *acc = min.mul_add(scale * da * sum(&self.m, digit), *acc),
+                    Minimum::OfSubUnits => *acc = (scale * (min * da)).mul_add(sum(&self.m, digit), *acc),
                 }
             }
         }

@@ -377,22 +377,18 @@ unsafe fn accumulate<S: Engine, F: Format, const V: usize, const D: usize>(
         if F::SPEC.min != Min::None {
             let min = S::from_f16(scales.add(2 * TILE));
             for r in 0..V / D {
+                if F::SPEC.min == Min::Add {
+                    for digit in 0..D {
+                        acc[r] = S::fma(min, sums[r * D + digit], acc[r]);
+                    }
+                    continue;
+                }
                 let t = S::mul(min, S::splat(digit_scales.add(r)));
                 if D == 2 {
-                    acc[r] = add_min::<S, F>(S::times_128(t), sums[r * D], acc[r]);
+                    acc[r] = S::fnma(S::times_128(t), sums[r * D], acc[r]);
                 }
-                acc[r] = add_min::<S, F>(t, sums[r * D + D - 1], acc[r]);
+                acc[r] = S::fnma(t, sums[r * D + D - 1], acc[r]);
             }
         }
     }
-}
-
-/// Adds the minimum's share, with the format's sign.
-///
-/// # Safety
-/// As [`run`].
-#[inline(always)]
-unsafe fn add_min<S: Engine, F: Format>(t: S::Float, sum: S::Float, acc: S::Float) -> S::Float {
-    // SAFETY: the caller's duty.
-    unsafe { if F::SPEC.min == Min::Add { S::fma(t, sum, acc) } else { S::fnma(t, sum, acc) } }
 }

@@ -45,7 +45,7 @@ impl<'a> Activations<'a> {
 pub(super) struct UnitLayout {
     /// `[starts][v]` i32, after the digits `[unit / 32][v][32]` int8.
     pub starts: usize,
-    /// `[sums][v]` f32 or pairs of int16.
+    /// `[sums][v]` f32, with the scale, or pairs of int16, without.
     pub sums: usize,
     /// `[height]` f32.
     pub scales: usize,
@@ -104,9 +104,11 @@ pub(super) unsafe fn write<F: Format>(
                         }
                         let starts = unit.add(to.starts).cast::<i32>().add(v);
                         let after = unit.add(to.sums).cast::<i32>().add(v);
-                        write_sums(spec, digits, sums, starts, after, all);
+                        let scale = scales.read();
+                        let of_digit = if digit + 1 < layout.digits { 128.0 * scale } else { scale };
+                        write_sums(spec, digits, sums, of_digit, starts, after, all);
                         // Both digits of an activation write the same scale.
-                        unit.add(to.scales).cast::<f32>().add(r).write(scales.read());
+                        unit.add(to.scales).cast::<f32>().add(r).write(scale);
                         digits = digits.wrapping_add(RESIDUES * spec.unit());
                         sums = sums.wrapping_add(RESIDUES * spec.unit() / SUM);
                         scales = scales.wrapping_add(RESIDUES);
@@ -123,7 +125,7 @@ pub(super) unsafe fn write<F: Format>(
 /// Units written at a time.
 const AT_A_TIME: usize = 8;
 
-/// Writes starts and sums of one digit row and unit.
+/// Writes starts and sums of one digit row and unit; `scale` is the digit's.
 ///
 /// # Safety
 /// `digits` holds a unit, `sums` its sums per 16 columns; `starts` and `after` have room for the format's numbers,
@@ -133,6 +135,7 @@ unsafe fn write_sums(
     spec: &Spec,
     digits: *const u8,
     sums: *const i16,
+    scale: f32,
     starts: *mut i32,
     after: *mut i32,
     stride: usize,
@@ -146,7 +149,7 @@ unsafe fn write_sums(
                 starts.write(-spec.offset * all);
             }
             if spec.sums() == 1 {
-                after.write((all as f32).to_bits() as i32);
+                after.write((scale * all as f32).to_bits() as i32);
             }
             return;
         }

@@ -11,9 +11,9 @@ pub const TILE: usize = 16;
 pub(super) enum Min {
     /// There is none.
     None,
-    /// `acc += min * da * M` with M the activation sum of the unit (Q4_1, Q5_1).
+    /// `acc += min * fl(da * M)` with M the activation sum of the unit (Q4_1, Q5_1).
     Add,
-    /// `acc -= dmin * da * M` with M the sum of sub-minimum times activation sum (Q4_K, Q5_K).
+    /// `acc -= fl(dmin * da) * M` with M the sum of sub-minimum times activation sum (Q4_K, Q5_K).
     Subtract,
 }
 
@@ -142,8 +142,8 @@ impl Spec {
         }
     }
 
-    /// Sums of activations in a panel, per digit row and unit: f32 of the whole unit for a minimum, pairs of int16
-    /// per sub-scale.
+    /// Sums of activations in a panel, per digit row and unit: f32 of the whole unit, times its scale, for a minimum,
+    /// pairs of int16 per sub-scale.
     pub const fn sums(&self) -> usize {
         match (self.sub, self.min) {
             (0, Min::None) => 0,

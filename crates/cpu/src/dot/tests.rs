@@ -2,7 +2,7 @@
 
 use ingle_graph::quantize::{Layout, quantize_row};
 use ingle_graph::reference;
-use ingle_tensor::quant::{self, Format};
+use ingle_tensor::quant::{self, Format, Minimum};
 
 use super::*;
 
@@ -41,7 +41,7 @@ fn scales_at(format: &Format) -> &'static [usize] {
     match format.dtype {
         DType::Q6K => &[208],
         DType::MXFP4 => &[],
-        _ if format.has_min => &[0, 2],
+        _ if format.minimum != Minimum::None => &[0, 2],
         _ => &[0],
     }
 }

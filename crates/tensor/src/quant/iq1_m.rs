@@ -10,12 +10,12 @@
 use half::f16;
 
 use super::iq1::{self, Codes, Runs};
-use super::{Format, UnitView};
+use super::{Format, Minimum, UnitView};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::IQ1M, unit: 256, has_min: false, decode_block, encode_block, unit_view };
+    Format { dtype: DType::IQ1M, unit: 256, minimum: Minimum::None, decode_block, encode_block, unit_view };
 
 /// Where the high bits of row numbers, and the words with sub-scales, begin.
 const HIGH: usize = 32;

@@ -7,12 +7,12 @@
 //! -135..=135, two digits of radix 64, no minimum, no activation sums; scale `d / 8`, exact in f32.
 
 use super::iq1::{self, Codes, Runs};
-use super::{Format, UnitView, read_f16, write_f16};
+use super::{Format, Minimum, UnitView, read_f16, write_f16};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::IQ1S, unit: 256, has_min: false, decode_block, encode_block, unit_view };
+    Format { dtype: DType::IQ1S, unit: 256, minimum: Minimum::None, decode_block, encode_block, unit_view };
 
 /// Where the low bits of row numbers, and the words with all else, begin.
 const ROWS: usize = 2;

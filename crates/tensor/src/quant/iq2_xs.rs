@@ -6,12 +6,12 @@
 //! radix 64, no minimum, no activation sums; scale `d / 8`, exact in f32.
 
 use super::codebook::{Codes, IQ2_XS as BOOK, eight_signs};
-use super::{Format, UnitView};
+use super::{Format, Minimum, UnitView};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::IQ2XS, unit: 256, has_min: false, decode_block, encode_block, unit_view };
+    Format { dtype: DType::IQ2XS, unit: 256, minimum: Minimum::None, decode_block, encode_block, unit_view };
 
 /// Where the groups of 8 values and the sub-scales begin.
 const GROUPS: usize = 2;

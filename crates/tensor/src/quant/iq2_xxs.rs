@@ -6,12 +6,12 @@
 //! multiplier 8, `w` in -1333..=1333, radix 64, no minimum, no activation sums; scale `d / 8`, exact in f32.
 
 use super::codebook::{Codes, IQ2_XXS as BOOK, eight_signs};
-use super::{Format, UnitView};
+use super::{Format, Minimum, UnitView};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::IQ2XXS, unit: 256, has_min: false, decode_block, encode_block, unit_view };
+    Format { dtype: DType::IQ2XXS, unit: 256, minimum: Minimum::None, decode_block, encode_block, unit_view };
 
 /// Where the runs of 32 values begin, the bytes of one, and where in it the signs with the sub-scale begin.
 const RUNS: usize = 2;

@@ -7,12 +7,12 @@
 //! `d`.
 
 use super::codebook::{Codes, IQ3_S as BOOK};
-use super::{Format, UnitView};
+use super::{Format, Minimum, UnitView};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::IQ3S, unit: 256, has_min: false, decode_block, encode_block, unit_view };
+    Format { dtype: DType::IQ3S, unit: 256, minimum: Minimum::None, decode_block, encode_block, unit_view };
 
 /// Where each part of a block begins.
 const ROWS: usize = 2;

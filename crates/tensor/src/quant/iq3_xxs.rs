@@ -6,12 +6,12 @@
 //! multiplier 4, `w` in -1922..=1922, radix 64, no minimum, no activation sums; scale `d / 4`, exact in f32.
 
 use super::codebook::{Codes, IQ3_XXS as BOOK, eight_signs};
-use super::{Format, UnitView};
+use super::{Format, Minimum, UnitView};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::IQ3XXS, unit: 256, has_min: false, decode_block, encode_block, unit_view };
+    Format { dtype: DType::IQ3XXS, unit: 256, minimum: Minimum::None, decode_block, encode_block, unit_view };
 
 /// Where the row numbers, and the signs with sub-scales, begin.
 const ROWS: usize = 2;

@@ -4,12 +4,12 @@
 //! Integer view: unit 32, `w = LEVELS[q]` in -127..=113, one int8 digit, no minimum, no activation sums;
 //! scale `d`.
 
-use super::{Format, UnitView, extreme, inverse, least, read_f16, write_f16};
+use super::{Format, Minimum, UnitView, extreme, inverse, least, read_f16, write_f16};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::IQ4NL, unit: 32, has_min: false, decode_block, encode_block, unit_view };
+    Format { dtype: DType::IQ4NL, unit: 32, minimum: Minimum::None, decode_block, encode_block, unit_view };
 
 /// What the codes of IQ4_NL and IQ4_XS stand for.
 pub const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];

@@ -6,12 +6,12 @@
 //! minimum, no activation sums; scale `d`.
 
 use super::iq4_nl::{self, LEVELS};
-use super::{Format, UnitView, extreme, least, read_f16, write_f16};
+use super::{Format, Minimum, UnitView, extreme, least, read_f16, write_f16};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::IQ4XS, unit: 256, has_min: false, decode_block, encode_block, unit_view };
+    Format { dtype: DType::IQ4XS, unit: 256, minimum: Minimum::None, decode_block, encode_block, unit_view };
 
 /// Values that share one sub-scale, and bytes of their codes.
 const SUB: usize = 32;

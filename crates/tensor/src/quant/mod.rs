@@ -52,14 +52,26 @@ pub struct Format {
     /// Values in one unit of the integer dot product, which has one scale: a block, but for NVFP4, whose blocks hold
     /// four. Activations have one scale per block.
     pub unit: usize,
-    /// Whether the format has a minimum, so that its dot product needs sums of activations.
-    pub has_min: bool,
+    /// Its minimum, which decides the sums of activations that a dot product needs.
+    pub minimum: Minimum,
     /// Decodes one block: `[block_bytes]` to `[block_len]`.
     pub decode_block: fn(&[u8], &mut [f32]),
     /// Encodes one block: `[block_len]` to `[block_bytes]`.
     pub encode_block: fn(&[f32], &mut [u8]),
     /// The integers of one unit of a block: `[block_bytes]`, which unit.
     pub unit_view: fn(&[u8], usize, &mut UnitView),
+}
+
+/// How a format has a minimum.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Minimum {
+    /// Not at all.
+    #[default]
+    None,
+    /// One for each unit: it multiplies the sum of the unit's activations.
+    OfUnit,
+    /// An integer for each part of a unit, with a scale for all.
+    OfSubUnits,
 }
 
 /// Every block format.

@@ -5,12 +5,12 @@
 //! scale `2^(e - 128)`, exact in f32. `e = 255` means "not a number" and is refused when weights are loaded
 //! ([`super::check_scales`]); decoding carries on the power of two.
 
-use super::{Format, UnitView};
+use super::{Format, Minimum, UnitView};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::MXFP4, unit: 32, has_min: false, decode_block, encode_block, unit_view };
+    Format { dtype: DType::MXFP4, unit: 32, minimum: Minimum::None, decode_block, encode_block, unit_view };
 
 /// Twice what the codes of MXFP4 and NVFP4 stand for: a sign, two bits of exponent, one of mantissa.
 pub const LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];

@@ -10,12 +10,12 @@
 //! ignores the unused bit.
 
 use super::mxfp4::{LEVELS, nearest};
-use super::{Format, UnitView, least};
+use super::{Format, Minimum, UnitView, least};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::NVFP4, unit: UNIT, has_min: false, decode_block, encode_block, unit_view };
+    Format { dtype: DType::NVFP4, unit: UNIT, minimum: Minimum::None, decode_block, encode_block, unit_view };
 
 /// Values that share a scale, and bytes of their codes.
 const UNIT: usize = 16;

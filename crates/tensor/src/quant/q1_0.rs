@@ -3,12 +3,12 @@
 //! Layout: `d` f16; 16 bytes, bit `k % 8` of byte `k / 8` saying that value `k` is `+d`. Integer view: unit 128,
 //! `w` is -1 or 1, one int8 digit, no minimum, no activation sums; scale `d`.
 
-use super::{Format, UnitView, read_f16, write_f16};
+use super::{Format, Minimum, UnitView, read_f16, write_f16};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::Q1_0, unit: 128, has_min: false, decode_block, encode_block, unit_view };
+    Format { dtype: DType::Q1_0, unit: 128, minimum: Minimum::None, decode_block, encode_block, unit_view };
 
 /// The weight of value `k`.
 fn weight(block: &[u8], k: usize) -> i8 {

@@ -6,12 +6,12 @@
 //! A fork once gave the same type number to blocks of 128 values in 34 bytes. Such a file is refused when it is
 //! opened: its tensors are shorter than the ones this format would need, so they overlap.
 
-use super::{Format, UnitView, extreme, inverse, least, read_f16, write_f16};
+use super::{Format, Minimum, UnitView, extreme, inverse, least, read_f16, write_f16};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::Q2_0, unit: 64, has_min: false, decode_block, encode_block, unit_view };
+    Format { dtype: DType::Q2_0, unit: 64, minimum: Minimum::None, decode_block, encode_block, unit_view };
 
 /// The weight of value `k`.
 fn weight(block: &[u8], k: usize) -> i8 {

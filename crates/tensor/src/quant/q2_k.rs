@@ -4,12 +4,18 @@
 //! 32 holds at bit `2 r` the code of value `32 r + i` of 128; `d` f16; `dmin` f16. Integer view: unit 256,
 //! `w = s * q` in 0..=45, one int8 digit; `m` the sub-minimum with scale `-dmin`, so activation sums per 16.
 
-use super::{Format, UnitView, inverse, least, range, read_f16, write_f16};
+use super::{Format, Minimum, UnitView, inverse, least, range, read_f16, write_f16};
 use crate::DType;
 
 /// This format's row.
-pub const FORMAT: Format =
-    Format { dtype: DType::Q2K, unit: 256, has_min: true, decode_block, encode_block, unit_view };
+pub const FORMAT: Format = Format {
+    dtype: DType::Q2K,
+    unit: 256,
+    minimum: Minimum::OfSubUnits,
+    decode_block,
+    encode_block,
+    unit_view,
+};
 
 /// Values that share one sub-scale and one sub-minimum.
 const SUB: usize = 16;

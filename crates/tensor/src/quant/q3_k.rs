@@ -6,12 +6,12 @@
 //! `w = (s - 32) * (q - 4)` in -124..=128, one int8 digit if stored negated, no minimum, no activation sums;
 //! scale `d`.
 
-use super::{Format, UnitView, extreme, inverse, least, q2_k, read_f16, write_f16};
+use super::{Format, Minimum, UnitView, extreme, inverse, least, q2_k, read_f16, write_f16};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::Q3K, unit: 256, has_min: false, decode_block, encode_block, unit_view };
+    Format { dtype: DType::Q3K, unit: 256, minimum: Minimum::None, decode_block, encode_block, unit_view };
 
 /// Values that share one sub-scale.
 const SUB: usize = 16;

@@ -4,12 +4,12 @@
 //! nibble. Integer view: unit 32, `w = q` in 0..=15, one int8 digit; `m[k] = 1` with scale `+m`, so one
 //! activation sum per unit.
 
-use super::{Format, UnitView, inverse, range, read_f16, write_f16};
+use super::{Format, Minimum, UnitView, inverse, range, read_f16, write_f16};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::Q4_1, unit: 32, has_min: true, decode_block, encode_block, unit_view };
+    Format { dtype: DType::Q4_1, unit: 32, minimum: Minimum::OfUnit, decode_block, encode_block, unit_view };
 
 fn unit_view(block: &[u8], _: usize, view: &mut UnitView) {
     *view = UnitView { len: 32, d: read_f16(block, 0), min: read_f16(block, 2), ..UnitView::default() };

@@ -4,12 +4,12 @@
 //! of value `i` in its low and of value `i + 16` in its high nibble. Integer view: unit 32, `w = q - 16` in
 //! -16..=15, one int8 digit, no minimum, no activation sums; scale `d`.
 
-use super::{Format, UnitView, extreme, inverse, read_f16, write_f16};
+use super::{Format, Minimum, UnitView, extreme, inverse, read_f16, write_f16};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::Q5_0, unit: 32, has_min: false, decode_block, encode_block, unit_view };
+    Format { dtype: DType::Q5_0, unit: 32, minimum: Minimum::None, decode_block, encode_block, unit_view };
 
 /// The codes of one block, 0..=31, from the bytes after its scales.
 pub(super) fn read_codes(packed: &[u8]) -> [u8; 32] {

@@ -5,12 +5,18 @@
 //! 256, `w = s * q` in 0..=1953, two digits of radix 32; `m` the sub-minimum with scale `-dmin`, so activation
 //! sums per 32.
 
-use super::{Format, UnitView, k_scales};
+use super::{Format, Minimum, UnitView, k_scales};
 use crate::DType;
 
 /// This format's row.
-pub const FORMAT: Format =
-    Format { dtype: DType::Q5K, unit: 256, has_min: true, decode_block, encode_block, unit_view };
+pub const FORMAT: Format = Format {
+    dtype: DType::Q5K,
+    unit: 256,
+    minimum: Minimum::OfSubUnits,
+    decode_block,
+    encode_block,
+    unit_view,
+};
 
 /// The code of value `k`, from the block's bytes after its scales.
 fn code(packed: &[u8], k: usize) -> u8 {

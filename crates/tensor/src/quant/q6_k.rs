@@ -5,12 +5,12 @@
 //! `32 (r % 2) + i`, the low nibble for r < 2, else the high one, and its high bits in byte `i` at bit `2 r`.
 //! Integer view: unit 256, `w = s * (q - 32)` in -4064..=4096, radix 64, no minimum, no activation sums; scale `d`.
 
-use super::{Format, UnitView, extreme, inverse, read_f16, write_f16};
+use super::{Format, Minimum, UnitView, extreme, inverse, read_f16, write_f16};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::Q6K, unit: 256, has_min: false, decode_block, encode_block, unit_view };
+    Format { dtype: DType::Q6K, unit: 256, minimum: Minimum::None, decode_block, encode_block, unit_view };
 
 /// Values that share one sub-scale.
 const SUB: usize = 16;

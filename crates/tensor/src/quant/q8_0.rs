@@ -3,12 +3,12 @@
 //! Layout: `d` f16; 32 signed bytes. Integer view: unit 32, `w = q` in -128..=127 (encoders stay within 127),
 //! one int8 digit, no minimum, no activation sums; scale `d`.
 
-use super::{Format, UnitView, extreme, inverse, read_f16, write_f16};
+use super::{Format, Minimum, UnitView, extreme, inverse, read_f16, write_f16};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::Q8_0, unit: 32, has_min: false, decode_block, encode_block, unit_view };
+    Format { dtype: DType::Q8_0, unit: 32, minimum: Minimum::None, decode_block, encode_block, unit_view };
 
 fn unit_view(block: &[u8], _: usize, view: &mut UnitView) {
     *view = UnitView { len: 32, d: read_f16(block, 0), ..UnitView::default() };

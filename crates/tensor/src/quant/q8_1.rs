@@ -6,12 +6,12 @@
 //!
 //! (The type's size in the `gguf` package, 40 bytes, is that of an older layout with f32 scales.)
 
-use super::{Format, UnitView, extreme, inverse, read_f16, write_f16};
+use super::{Format, Minimum, UnitView, extreme, inverse, read_f16, write_f16};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::Q8_1, unit: 32, has_min: false, decode_block, encode_block, unit_view };
+    Format { dtype: DType::Q8_1, unit: 32, minimum: Minimum::None, decode_block, encode_block, unit_view };
 
 /// Where the codes begin.
 const CODES: usize = 4;

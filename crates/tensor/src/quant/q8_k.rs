@@ -4,12 +4,12 @@
 //! formats read. Integer view: unit 256, `w = q` in -128..=127, one int8 digit, no minimum, no activation sums;
 //! scale `d`.
 
-use super::{Format, UnitView, extreme, inverse};
+use super::{Format, Minimum, UnitView, extreme, inverse};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::Q8K, unit: 256, has_min: false, decode_block, encode_block, unit_view };
+    Format { dtype: DType::Q8K, unit: 256, minimum: Minimum::None, decode_block, encode_block, unit_view };
 
 /// Where codes and sums begin, and codes in a sum.
 const CODES: usize = 4;

@@ -218,7 +218,7 @@ fn plain_rounding_keeps_its_promise_in_every_block() {
         (DType::IQ4NL, 32, 127.0 / 24.0, 0.6),
         (DType::IQ4XS, 32, 127.0 / 24.0, 0.75),
     ] {
-        let has_min = format(dtype).unwrap().has_min;
+        let has_min = format(dtype).unwrap().minimum != Minimum::None;
         let back = decoded(dtype, &encoded(dtype, &values));
         let mut worst = 0f32;
         for (values, back) in values.chunks_exact(run).zip(back.chunks_exact(run)) {
@@ -272,11 +272,12 @@ fn the_integer_view_is_the_decoded_block() {
             let values = decoded(format.dtype, block);
             for (view, values) in views(format, block).iter().zip(values.chunks_exact(format.unit)) {
                 assert_eq!(view.len, format.unit);
-                assert!(format.has_min || (view.min == 0.0 && view.m == [0; 256]));
+                let has_min = format.minimum != Minimum::None;
+                assert!(has_min || (view.min == 0.0 && view.m == [0; 256]));
                 assert!(view.w[view.len..].iter().chain(&view.m[view.len..]).all(|&v| v == 0));
                 for k in 0..view.len {
                     let (weight, min) = (view.d * f32::from(view.w[k]), view.min * f32::from(view.m[k]));
-                    let sum = if format.has_min { weight + min } else { weight };
+                    let sum = if has_min { weight + min } else { weight };
                     if name.ends_with("_k") && format.dtype != DType::Q8K {
                         let bound = (weight.abs() + min.abs()) * 4.0 * f32::EPSILON;
                         assert!((sum - values[k]).abs() <= bound, "{name} {k}: {sum} {}", values[k]);

@@ -6,12 +6,12 @@
 //! `176 + i`, ...; byte `i` of the last 4 values `240 + i`, `244 + i`, `248 + i`, `252 + i`. Integer view: unit
 //! 256, `w = t - 1` in -1..=1, one int8 digit, no minimum, no activation sums; scale `d`.
 
-use super::{Format, UnitView, extreme, inverse, read_f16, write_f16};
+use super::{Format, Minimum, UnitView, extreme, inverse, read_f16, write_f16};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::TQ1_0, unit: 256, has_min: false, decode_block, encode_block, unit_view };
+    Format { dtype: DType::TQ1_0, unit: 256, minimum: Minimum::None, decode_block, encode_block, unit_view };
 
 /// Where the scale begins.
 const D: usize = 52;

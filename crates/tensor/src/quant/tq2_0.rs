@@ -4,12 +4,12 @@
 //! `w = q - 1` in -1..=2 (encoders stay within 1), one int8 digit, no minimum, no activation sums; scale `d`.
 
 use super::q2_k::place;
-use super::{Format, UnitView, read_f16, tq1_0, write_f16};
+use super::{Format, Minimum, UnitView, read_f16, tq1_0, write_f16};
 use crate::DType;
 
 /// This format's row.
 pub const FORMAT: Format =
-    Format { dtype: DType::TQ2_0, unit: 256, has_min: false, decode_block, encode_block, unit_view };
+    Format { dtype: DType::TQ2_0, unit: 256, minimum: Minimum::None, decode_block, encode_block, unit_view };
 
 /// Where the scale begins.
 const D: usize = 64;

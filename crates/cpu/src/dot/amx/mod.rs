@@ -38,31 +38,51 @@ const ROWS_LEAST_PLAIN: usize = 64;
 const PANEL_SHARE: usize = 1200 << 10;
 
 /// Bytes of expanded weights that are multiplied with all blocks before the next; they stay in the L1 cache.
-const WEIGHTS_SHARE: usize = 26 << 10;
+const WEIGHTS_SHARE: usize = 18 << 10;
 
 /// Bytes of one tile in memory.
 const TILE_BYTES: usize = 16 * 64;
+
+/// Bytes for integers on their way from tiles to vectors.
+const RESULT_BYTES: usize =
+    if scaled::RESULT_BYTES > plain::RESULT_BYTES { scaled::RESULT_BYTES } else { plain::RESULT_BYTES };
 
 /// How a format's units are laid out for tiles, and the functions that make and use that layout.
 #[derive(Clone, Copy)]
 pub(super) struct Plan {
     /// Rows of a block of activations.
     block: usize,
+    /// Tiles of weights that meet a block together.
+    tiles: usize,
     /// Bytes of one unit of a block.
     x_bytes: usize,
-    /// Bytes of one unit of a tile of weights.
+    /// Bytes of one unit of one tile of weights.
     w_bytes: usize,
     /// Arranges the rows of a block.
     write: unsafe fn(&Packed, &Activations<'_>, Range<usize>, *mut u8),
-    /// Expands units of a tile of weights: from codes and scale records on, so many.
-    expand: unsafe fn(*const u8, *const u8, usize, *mut u8),
-    /// Multiplies one segment of a tile with one block.
-    multiply: unsafe fn(&Segment, *const u8, *mut u8, *mut [f32; TILE]),
+    expand: Expand,
+    /// Multiplies one segment with blocks.
+    multiply: unsafe fn(&Segment, &Blocks),
 }
 
-/// A run of accumulators of one tile of weights, expanded.
+/// Expands units of a tile of weights: from codes and scale records on, so many, to here, so many bytes apart.
+type Expand = unsafe fn(*const u8, *const u8, usize, *mut u8, usize);
+
+/// Blocks of activations, as a segment meets them.
+pub(super) struct Blocks {
+    /// The segment's first unit of the first block; the same of the next is `stride` bytes on.
+    x: *const u8,
+    stride: usize,
+    count: usize,
+    /// Room for [`RESULT_BYTES`].
+    results: *mut u8,
+    /// `[count][rows of a block / 16][tiles][16]`.
+    totals: *mut [f32; TILE],
+}
+
+/// A run of accumulators of the tiles that meet a block together, expanded.
 pub(super) struct Segment {
-    /// Its units, in packed order.
+    /// Its units, in packed order, and of each the tiles.
     weights: *const u8,
     /// Units of each accumulator, from the first on.
     counts: [usize; RESIDUES],
@@ -84,7 +104,7 @@ pub(super) fn plan(packed: &Packed, digits: usize, rows: usize) -> Option<Plan> 
 
 /// Accumulators of a segment.
 fn residues_of(plan: &Plan, units: usize) -> usize {
-    (WEIGHTS_SHARE / (units.div_ceil(RESIDUES) * plan.w_bytes)).clamp(1, RESIDUES)
+    (WEIGHTS_SHARE / (units.div_ceil(RESIDUES) * plan.tiles * plan.w_bytes)).clamp(1, RESIDUES)
 }
 
 /// The most blocks that are arranged at once.
@@ -116,10 +136,12 @@ struct Places {
 impl Places {
     fn of(plan: &Plan, units: usize, blocks: usize) -> Places {
         let weights = blocks * units * plan.x_bytes;
-        let segment = residues_of(plan, units) * units.div_ceil(RESIDUES) * plan.w_bytes;
+        let segment = residues_of(plan, units) * units.div_ceil(RESIDUES) * plan.tiles * plan.w_bytes;
+        // A multiple of 4 KiB apart, as running sums want it.
         let results = weights + segment;
-        let totals = results + scaled::RESULT_BYTES;
-        Places { weights, results, totals, bytes: totals + blocks * plan.block * TILE * size_of::<f32>() }
+        let totals = results + RESULT_BYTES.next_multiple_of(4096);
+        let bytes = totals + blocks * plan.block * plan.tiles * TILE * size_of::<f32>();
+        Places { weights, results, totals, bytes }
     }
 }
 
@@ -155,7 +177,10 @@ pub(super) unsafe fn product(
                 let rows = first + b * plan.block..rows.end.min(first + (b + 1) * plan.block);
                 (plan.write)(packed, x, rows, panel.add(b * units * plan.x_bytes));
             }
-            for tile in tiles.clone() {
+            for tile in tiles.clone().step_by(plan.tiles) {
+                let together = plan.tiles.min(tiles.end - tile);
+                let outputs = TILE * tile..packed.rows().min(TILE * (tile + together));
+                prefetch_outputs(outputs.clone(), rows.clone(), out);
                 let mut unit = 0;
                 // Up to the first accumulator without units.
                 for residue in (0..RESIDUES.min(units + 1)).step_by(residues) {
@@ -166,43 +191,50 @@ pub(super) unsafe fn product(
                         segment.residues += 1;
                     }
                     let here: usize = segment.counts.iter().sum();
-                    let codes = packed.tile_codes(tile).add(unit * packed.spec.code_bytes());
-                    let scales = packed.tile_scales(tile).add(unit * packed.spec.scale_bytes());
-                    (plan.expand)(codes, scales, here, weights);
-                    for b in 0..blocks {
-                        if segment.first {
-                            let rows = first + b * plan.block..rows.end.min(first + (b + 1) * plan.block);
-                            prefetch_outputs(TILE * tile, rows, out);
-                        }
-                        let x = panel.add((b * units + unit) * plan.x_bytes);
-                        (plan.multiply)(&segment, x, results, totals.add(b * plan.block));
+                    for i in 0..plan.tiles {
+                        // Where one tile is missing, another takes its place, and its results are not used.
+                        let tile = tile + i.min(together - 1);
+                        let codes = packed.tile_codes(tile).add(unit * packed.spec.code_bytes());
+                        let scales = packed.tile_scales(tile).add(unit * packed.spec.scale_bytes());
+                        let to = weights.add(i * plan.w_bytes);
+                        (plan.expand)(codes, scales, here, to, plan.tiles * plan.w_bytes);
                     }
+                    let x = panel.add(unit * plan.x_bytes);
+                    let stride = units * plan.x_bytes;
+                    (plan.multiply)(&segment, &Blocks { x, stride, count: blocks, results, totals });
                     unit += here;
                 }
-                let lanes = TILE.min(packed.rows() - TILE * tile);
-                finish(totals, out, rows.clone(), TILE * tile, lanes, &tail);
+                for i in 0..together {
+                    let first = TILE * (tile + i);
+                    let lanes = TILE.min(packed.rows() - first);
+                    let totals = totals.add(i * BLOCK);
+                    finish(totals, plan.tiles * BLOCK, out, rows.clone(), first, lanes, &tail);
+                }
             }
         }
     }
 }
 
-/// Asks for the lines that a block's results go to: rows of a large output lie on pages of their own.
+/// Asks for the lines that results go to: rows of a large output lie on pages of their own.
 #[target_feature(enable = "avx512f")]
-fn prefetch_outputs(col: usize, rows: Range<usize>, out: OutPtr) {
+fn prefetch_outputs(cols: Range<usize>, rows: Range<usize>, out: OutPtr) {
     use std::arch::x86_64::*;
     for row in rows {
-        // SAFETY: a prefetch reads nothing, and the element is inside the caller's output.
-        unsafe { _mm_prefetch::<_MM_HINT_ET0>(out.at(row, col).cast()) };
+        for col in cols.clone().step_by(TILE) {
+            // SAFETY: a prefetch reads nothing, and the element is inside the caller's output.
+            unsafe { _mm_prefetch::<_MM_HINT_ET0>(out.at(row, col).cast()) };
+        }
     }
 }
 
 /// [`Tail::finish`] for the rows of a tile, compiled for AVX-512.
 ///
 /// # Safety
-/// AVX-512 is present; `totals` holds these rows; the rest is that of [`Tail::finish`].
+/// AVX-512 is present; `totals` holds 16 of these rows, and 16 more each `stride` on; the rest is that of [`Tail::finish`].
 #[target_feature(enable = "avx512f")]
 unsafe fn finish(
     totals: *const [f32; TILE],
+    stride: usize,
     out: OutPtr,
     rows: Range<usize>,
     first: usize,
@@ -211,7 +243,7 @@ unsafe fn finish(
 ) {
     for (r, row) in rows.enumerate() {
         // SAFETY: the caller's duty.
-        unsafe { tail.finish(&*totals.add(r), out, row, first, lanes) };
+        unsafe { tail.finish(&*totals.add(r / BLOCK * stride + r % BLOCK), out, row, first, lanes) };
     }
 }
 

@@ -10,7 +10,7 @@ use super::super::kernel::read_codes;
 use super::super::pack::{RESIDUES, units_of};
 use super::super::spec::{self, Format, Min, Spec, TILE};
 use super::super::{Activations, Packed};
-use super::{BLOCK, Plan, Segment, TILE_BYTES, add_totals};
+use super::{BLOCK, Blocks, Plan, Segment, TILE_BYTES, add_totals};
 use ingle_graph::quantize::SUM;
 use ingle_tensor::DType;
 
@@ -42,7 +42,7 @@ pub(super) const RESULT_BYTES: usize = 2 * GROUPS * GROUP_RESULTS + SUMS;
 
 /// The plan of a format.
 pub(super) fn plan(spec: &Spec, digits: usize) -> Option<Plan> {
-    let expand: unsafe fn(*const u8, *const u8, usize, *mut u8) = match spec.dtype {
+    let expand: super::Expand = match spec.dtype {
         DType::Q4K => expand::<spec::Q4K>,
         DType::Q5K => expand::<spec::Q5K>,
         DType::Q6K => expand::<spec::Q6K>,
@@ -57,7 +57,7 @@ pub(super) fn plan(spec: &Spec, digits: usize) -> Option<Plan> {
     };
     let write = if digits == 1 { write::<1> } else { write::<2> };
     let block = GROUPS * BLOCK / digits;
-    Some(Plan { block, x_bytes: X_BYTES, w_bytes: W_BYTES, write, expand, multiply })
+    Some(Plan { block, tiles: 1, x_bytes: X_BYTES, w_bytes: W_BYTES, write, expand, multiply })
 }
 
 /// Arranges a block of activations.
@@ -116,9 +116,15 @@ fn split_sums(sums: __m256i) -> __m256i {
 /// Expands units of a tile of weights.
 ///
 /// # Safety
-/// AVX-512 is present; `units` records follow `codes` and `scales`; `to` has room for them.
+/// AVX-512 is present; `units` records follow `codes` and `scales`; `to` has room for them, `stride` bytes apart.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,avx2,fma")]
-unsafe fn expand<F: Format>(mut codes: *const u8, mut scales: *const u8, units: usize, mut to: *mut u8) {
+unsafe fn expand<F: Format>(
+    mut codes: *const u8,
+    mut scales: *const u8,
+    units: usize,
+    mut to: *mut u8,
+    stride: usize,
+) {
     let spec = &const { F::SPEC };
     // SAFETY: offsets are inside one record of each layout; the engine's instruction set is enabled here.
     unsafe {
@@ -158,7 +164,7 @@ unsafe fn expand<F: Format>(mut codes: *const u8, mut scales: *const u8, units: 
             }
             codes = codes.add(spec.code_bytes());
             scales = scales.add(spec.scale_bytes());
-            to = to.add(W_BYTES);
+            to = to.wrapping_add(stride);
         }
     }
 }
@@ -196,13 +202,27 @@ unsafe fn sub_minima(low: __m512i, high: __m512i, to: *mut u8) {
     }
 }
 
-/// Multiplies a segment with a block: adds to its totals, or begins them.
+/// Multiplies a segment with blocks: adds to their totals, or begins them.
+///
+/// # Safety
+/// AVX-512 is present and tiles are configured; the segment's units are those of each block.
+#[target_feature(enable = "avx512f")]
+unsafe fn multiply<const MIN: bool, const D: usize>(segment: &Segment, blocks: &Blocks) {
+    for b in 0..blocks.count {
+        let x = blocks.x.wrapping_add(b * blocks.stride);
+        let totals = blocks.totals.wrapping_add(b * GROUPS * BLOCK / D);
+        // SAFETY: the caller's duty.
+        unsafe { multiply_block::<MIN, D>(segment, x, blocks.results, totals) };
+    }
+}
+
+/// Multiplies a segment with one block.
 ///
 /// # Safety
 /// AVX-512 is present and tiles are configured; the segment's units follow `x`; `results` has room for
 /// [`RESULT_BYTES`].
 #[target_feature(enable = "avx512f")]
-unsafe fn multiply<const MIN: bool, const D: usize>(
+unsafe fn multiply_block<const MIN: bool, const D: usize>(
     segment: &Segment,
     mut x: *const u8,
     results: *mut u8,
