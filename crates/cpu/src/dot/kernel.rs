@@ -363,10 +363,7 @@ unsafe fn accumulate<S: Engine, F: Format, const V: usize, const D: usize>(
     // SAFETY: all offsets are inside one record of each layout.
     unsafe {
         let digit_scales = panel.add(const { UnitLayout::new(&F::SPEC, V / D, D).scales }).cast::<f32>();
-        let d = match F::SPEC.scale {
-            Scale::F16 => S::from_f16(scales),
-            Scale::Exponent => S::from_exponent(scales),
-        };
+        let d = read_scale::<S, F>(scales);
         for r in 0..V / D {
             let s = S::mul(d, S::splat(digit_scales.add(r)));
             if D == 2 {
@@ -389,6 +386,21 @@ unsafe fn accumulate<S: Engine, F: Format, const V: usize, const D: usize>(
                 }
                 acc[r] = S::fnma(t, sums[r * D + D - 1], acc[r]);
             }
+        }
+    }
+}
+
+/// The scales of `S::LANES` rows of a tile.
+///
+/// # Safety
+/// As [`tile_sums`], with one record left.
+#[inline(always)]
+pub(super) unsafe fn read_scale<S: Engine, F: Format>(scales: *const u8) -> S::Float {
+    // SAFETY: the caller's duty.
+    unsafe {
+        match F::SPEC.scale {
+            Scale::F16 => S::from_f16(scales),
+            Scale::Exponent => S::from_exponent(scales),
         }
     }
 }

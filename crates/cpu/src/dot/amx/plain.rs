@@ -15,6 +15,7 @@ use std::ops::Range;
 
 use super::super::avx512::Avx512;
 use super::super::engine::Engine;
+use super::super::kernel::read_scale;
 use super::super::pack::{RESIDUES, units_of};
 use super::super::spec::{self, Format, Min, Spec, TILE};
 use super::super::{Activations, Packed};
@@ -47,6 +48,8 @@ pub(super) fn plan(spec: &Spec, digits: usize) -> Option<Plan> {
         DType::Q5_0 => expand::<spec::Q5_0>,
         DType::Q5_1 => expand::<spec::Q5_1>,
         DType::Q8_0 => expand::<spec::Q8_0>,
+        DType::IQ4NL => expand::<spec::IQ4NL>,
+        DType::MXFP4 => expand::<spec::MXFP4>,
         _ => return None,
     };
     let bytes = unit_bytes(spec.min != Min::None);
@@ -126,7 +129,7 @@ unsafe fn expand<F: Format>(
 ) {
     // SAFETY: offsets are inside one record of each layout; the engine's instruction set is enabled here.
     unsafe {
-        let table = _mm512_loadu_si512(const { &weights(F::SPEC.offset) }.as_ptr().cast());
+        let table = _mm512_loadu_si512(const { &weights(&F::SPEC) }.as_ptr().cast());
         for _ in 0..units {
             macro_rules! word {
                 ($($g:literal)*) => {$(
@@ -146,7 +149,7 @@ unsafe fn expand<F: Format>(
             }
             word!(0 1 2 3 4 5 6 7);
             let after = to.add(TILE_BYTES).cast::<f32>();
-            Avx512::store(Avx512::from_f16(scales), after);
+            Avx512::store(read_scale::<Avx512, F>(scales), after);
             if F::SPEC.min != Min::None {
                 Avx512::store(Avx512::from_f16(scales.add(2 * TILE)), after.add(TILE));
             }
@@ -157,13 +160,17 @@ unsafe fn expand<F: Format>(
     }
 }
 
-/// `code - offset` of each code of at most five bits, as bf16.
-const fn weights(offset: i32) -> [u16; 32] {
+/// What each code of at most five bits stands for, as bf16.
+const fn weights(spec: &Spec) -> [u16; 32] {
     let mut table = [0; 32];
     let mut code = 0;
     while code < 32 {
+        let weight = match spec.levels {
+            Some(levels) => levels[code % 16] as i32,
+            None => code as i32 - spec.offset,
+        };
         // Exact: an integer below 256 needs no more than the upper half of an f32.
-        table[code] = (((code as i32 - offset) as f32).to_bits() >> 16) as u16;
+        table[code] = ((weight as f32).to_bits() >> 16) as u16;
         code += 1;
     }
     table
