@@ -26,9 +26,10 @@ pub fn linear(
     let tiles = |part: &Part| frame.weights.declared(part.weight).rows.div_ceil(TILE);
     let all: usize = parts.iter().map(tiles).sum();
     let rows = parts.first().map_or(0, |part| part.x.rows(frame));
-    // Few rows: small runs, for an even end. Many: long ones, since each pays for arranging its activations.
-    let pieces = if rows <= ROWS_FEW { 8 } else { 4 };
-    let length = all.div_ceil(pieces * worker.workers()).max(1);
+    // Few rows: small runs, for an even end. Many: long ones, since each pays for arranging its activations, and of pairs,
+    // since some kernels take two tiles at a time.
+    let (pieces, together) = if rows <= ROWS_FEW { (8, 1) } else { (4, 2) };
+    let length = all.div_ceil(pieces * worker.workers()).max(1).next_multiple_of(together);
     let runs = all.div_ceil(length);
     // As many rows as a worker keeps arranged from one item to the next, and all tiles of these before more rows.
     let at_once = parts.iter().map(|part| rows_at_once(frame, part)).min().unwrap_or(rows).max(1);
