@@ -5,7 +5,7 @@
 //! arithmetic (NUMERICS.md section 2) runs on vectors whose lanes are output rows, as everywhere in this room. While the
 //! tail of one unit runs, the tiles of the next are multiplied.
 //!
-//! - [`plain`]: some formats with units of 32 columns, as bf16: integers up to 256 are exact in it, and so are sums of
+//! - [`plain`]: units of 32 columns, as bf16: integers up to 256 are exact in it, and so are sums of
 //!   32 products in f32, which spares the conversion.
 //! - [`scaled`]: units of 256 columns with sub-scales, as int8: code times sub-scale is cut into two digits of radix 64,
 //!   so that nothing has to be scaled inside a unit.
@@ -58,12 +58,16 @@ pub(super) struct Plan {
     x_bytes: usize,
     /// Bytes of one unit of one tile of weights.
     w_bytes: usize,
-    /// Arranges the rows of a block.
-    write: unsafe fn(&Packed, &Activations<'_>, Range<usize>, *mut u8),
+    write: Write,
     expand: Expand,
-    /// Multiplies one segment with blocks.
-    multiply: unsafe fn(&Segment, &Blocks),
+    multiply: Multiply,
 }
+
+/// Arranges the rows of a block.
+type Write = unsafe fn(&Packed, &Activations<'_>, Range<usize>, *mut u8);
+
+/// Multiplies one segment with blocks.
+type Multiply = unsafe fn(&Segment, &Blocks);
 
 /// Expands units of a tile of weights: from codes and scale records on, so many, to here, so many bytes apart.
 type Expand = unsafe fn(*const u8, *const u8, usize, *mut u8, usize);

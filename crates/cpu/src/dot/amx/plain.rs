@@ -19,7 +19,7 @@ use super::super::kernel::read_scale;
 use super::super::pack::{RESIDUES, units_of};
 use super::super::spec::{self, Format, Min, Spec, TILE};
 use super::super::{Activations, Packed};
-use super::{BLOCK, Blocks, Plan, Segment, TILE_BYTES, add_totals};
+use super::{BLOCK, Blocks, Expand, Multiply, Plan, Segment, TILE_BYTES, Write, add_totals};
 use ingle_tensor::DType;
 
 /// Tiles of weights that meet each tile of activations.
@@ -42,7 +42,7 @@ const fn unit_bytes(min: bool) -> usize {
 
 /// The plan of a format; none with two digits.
 pub(super) fn plan(spec: &Spec, digits: usize) -> Option<Plan> {
-    let expand: super::Expand = match spec.dtype {
+    let expand: Expand = match spec.dtype {
         DType::Q4_0 => expand::<spec::Q4_0>,
         DType::Q4_1 => expand::<spec::Q4_1>,
         DType::Q5_0 => expand::<spec::Q5_0>,
@@ -53,9 +53,9 @@ pub(super) fn plan(spec: &Spec, digits: usize) -> Option<Plan> {
         _ => return None,
     };
     let bytes = unit_bytes(spec.min != Min::None);
-    let (write, multiply): (unsafe fn(&Packed, &Activations<'_>, Range<usize>, *mut u8), _) = match spec.min {
-        Min::None => (write::<false>, multiply::<false> as unsafe fn(&Segment, &Blocks)),
-        _ => (write::<true>, multiply::<true> as unsafe fn(&Segment, &Blocks)),
+    let (write, multiply): (Write, Multiply) = match spec.min {
+        Min::None => (write::<false>, multiply::<false>),
+        _ => (write::<true>, multiply::<true>),
     };
     (digits == 1).then_some(Plan {
         block: BLOCK,

@@ -10,7 +10,7 @@ use super::super::kernel::read_codes;
 use super::super::pack::{RESIDUES, units_of};
 use super::super::spec::{self, Format, Min, Spec, TILE};
 use super::super::{Activations, Packed};
-use super::{BLOCK, Blocks, Plan, Segment, TILE_BYTES, add_totals};
+use super::{BLOCK, Blocks, Expand, Plan, Segment, TILE_BYTES, add_totals};
 use ingle_graph::quantize::SUM;
 use ingle_tensor::DType;
 
@@ -42,7 +42,7 @@ pub(super) const RESULT_BYTES: usize = 2 * GROUPS * GROUP_RESULTS + SUMS;
 
 /// The plan of a format.
 pub(super) fn plan(spec: &Spec, digits: usize) -> Option<Plan> {
-    let expand: super::Expand = match spec.dtype {
+    let expand: Expand = match spec.dtype {
         DType::Q4K => expand::<spec::Q4K>,
         DType::Q5K => expand::<spec::Q5K>,
         DType::Q6K => expand::<spec::Q6K>,
