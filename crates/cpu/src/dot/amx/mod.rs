@@ -31,13 +31,15 @@ const BLOCK: usize = 16;
 /// Activation rows from which tiles pay: a started block costs as much as a full one, and expanding weights as much as a
 /// few blocks.
 const ROWS_LEAST: usize = 24;
-/// The same for [`plain`], which gains less.
-const ROWS_LEAST_PLAIN: usize = 64;
+/// The same for [`plain`], which gains less, and for codes of 8 bits in it, which take longest to expand.
+const ROWS_LEAST_PLAIN: usize = 40;
+const ROWS_LEAST_BYTES: usize = 96;
 
 /// Bytes of activations that are arranged at once; they stay in the L2 cache while weights pass by.
 const PANEL_SHARE: usize = 1200 << 10;
 
-/// Bytes of expanded weights that are multiplied with all blocks before the next; they stay in the L1 cache.
+/// Bytes of expanded weights that are multiplied with all blocks before the next; they stay in the L1 cache, with room
+/// for activations that pass by.
 const WEIGHTS_SHARE: usize = 18 << 10;
 
 /// Bytes of one tile in memory.
@@ -99,8 +101,9 @@ pub(super) struct Segment {
 /// The plan for products of this matrix with so many rows; none if tiles do not pay, or cannot serve it.
 pub(super) fn plan(packed: &Packed, digits: usize, rows: usize) -> Option<Plan> {
     let spec = packed.spec;
-    let (least, plan) = match spec.sub {
-        0 => (ROWS_LEAST_PLAIN, plain::plan(spec, digits)),
+    let (least, plan) = match (spec.sub, spec.bits) {
+        (0, 8) => (ROWS_LEAST_BYTES, plain::plan(spec, digits)),
+        (0, _) => (ROWS_LEAST_PLAIN, plain::plan(spec, digits)),
         _ => (ROWS_LEAST, scaled::plan(spec, digits)),
     };
     plan.filter(|_| rows >= least && packed.units() > 0)
