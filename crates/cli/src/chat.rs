@@ -205,6 +205,8 @@ impl Talk {
 
     /// Answers the last message; Ctrl-C keeps what there is.
     fn answer(&mut self) -> Result<()> {
+        // From here on, since a long message is a while on its way to the model.
+        let ctrl_c = Signals::catch_ctrl_c();
         let system = self.system.iter().map(|text| json!({ "role": "system", "content": text }));
         let conversation = Conversation::new(system.chain(self.messages.iter().cloned()).collect());
         let request = TextRequest {
@@ -215,7 +217,6 @@ impl Talk {
             choice: self.choice,
             ..TextRequest::default()
         };
-        let ctrl_c = Signals::catch_ctrl_c();
         let mut out = stdout().lock();
         let mut written = Ok(());
         let mut mid_line = false;

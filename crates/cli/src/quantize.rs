@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::io::{Write, stdout};
-use std::path::Path;
 
-use ingle_tensor::gguf::{Metadata, Outline};
+use ingle_tensor::gguf::{FileStream, Metadata, Outline};
 use ingle_tensor::{Checkpoint, DType, Source, TensorInfo, quant};
 
 use crate::error::{Error, Result};
@@ -42,17 +41,16 @@ impl<'a> Quantization<'a> {
         Ok(Self { checkpoint, outline, types })
     }
 
-    /// Makes the file; `watch` hears of the bytes of each piece, and its error ends the work. Nothing is left of a file
-    /// that does not get whole, or whose name another has taken meanwhile, unless this one `replaces` it.
+    /// Makes all of a file that was begun; `watch` hears of the bytes of each piece, and its error ends the work. Nothing is
+    /// left of a file that does not get whole, or whose name another has taken meanwhile, unless this one `replaces` it.
     fn write(
         &self,
-        path: &Path,
+        mut file: FileStream,
         replaces: bool,
         threads: usize,
         watch: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<()> {
         let tensors = self.checkpoint.tensors();
-        let mut file = self.outline.create(path)?;
         let row_bytes = |at: usize| self.types[at].row_bytes(tensors[at].cols());
         let sizes: Vec<(usize, usize)> =
             (0..tensors.len()).map(|at| Ok((tensors[at].rows(), row_bytes(at)?))).collect::<Result<_>>()?;
@@ -174,6 +172,9 @@ pub fn quantize(flags: &Quantize) -> Result<()> {
     let total = quantization.outline.file_bytes()?;
     files::require_other(out, input)?;
     files::require_place(out, flags.force, total)?;
+    let signals = sys::Signals::catch_all();
+    // What cannot be begun is not announced.
+    let file = quantization.outline.create(out)?;
     term::say(&format!(
         "{}: {} bytes ({}) from {}, {}",
         mix.name,
@@ -194,9 +195,8 @@ pub fn quantize(flags: &Quantize) -> Result<()> {
         term::say(&format!("note: rounded before and now again, which loses more: {counts}"));
     }
     let threads = flags.threads.map_or_else(sys::processors, usize::from);
-    let signals = sys::Signals::catch_all();
     let bar = term::bytes_bar(&out.display().to_string(), Some(total));
-    let written = quantization.write(out, flags.force, threads, &mut |n| {
+    let written = quantization.write(file, flags.force, threads, &mut |n| {
         bar.inc(n);
         let left = "nothing is left of the file";
         signals.caught().map_or(Ok(()), |signal| Err(Error::Interrupted { signal, left }))

@@ -8,10 +8,9 @@ mod vocabulary;
 mod weights;
 
 use std::io::{BufWriter, IsTerminal, Write, stdout};
-use std::path::Path;
 
 use ingle_tensor::DType;
-use ingle_tensor::gguf::Outline;
+use ingle_tensor::gguf::{FileStream, Outline};
 
 use crate::error::{Error, Result};
 use crate::files;
@@ -73,12 +72,11 @@ impl Synthesis {
     /// that does not get whole, or whose name another has taken meanwhile, unless this one `replaces` it.
     fn write(
         &self,
-        path: &Path,
+        mut file: FileStream,
         replaces: bool,
         threads: usize,
         watch: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<()> {
-        let mut file = self.outline.create(path)?;
         self.stream(threads, watch, |name, bytes| file.write(name, bytes))?;
         Ok(if replaces { file.finish() } else { file.finish_new() }?)
     }
@@ -239,18 +237,20 @@ pub fn synth(flags: &Synth) -> Result<()> {
         true => {}
         false => files::require_place(out, flags.force, total)?,
     }
+    let signals = sys::Signals::catch_all();
+    // What cannot be begun is not announced.
+    let file = if is_stream { None } else { Some(synthesis.outline.create(out)?) };
     term::say(&what);
     let threads = flags.threads.map_or_else(sys::processors, usize::from);
-    let signals = sys::Signals::catch_all();
     let bar = term::bytes_bar(&out.display().to_string(), Some(total));
     let mut watch = |n| {
         bar.inc(n);
         let left = if is_stream { "the model is cut short" } else { "nothing is left of the file" };
         signals.caught().map_or(Ok(()), |signal| Err(Error::Interrupted { signal, left }))
     };
-    let written = match is_stream {
-        true => synthesis.write_to(BufWriter::new(stdout().lock()), threads, &mut watch),
-        false => synthesis.write(out, flags.force, threads, &mut watch),
+    let written = match file {
+        None => synthesis.write_to(BufWriter::new(stdout().lock()), threads, &mut watch),
+        Some(file) => synthesis.write(file, flags.force, threads, &mut watch),
     };
     bar.finish_and_clear();
     written.map_err(|error| match error {

@@ -4,6 +4,7 @@
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -57,6 +58,31 @@ fn messages(file: &Path) -> Vec<(String, String)> {
     let saved: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
     let part = |m: &Value, key: &str| m[key].as_str().unwrap().to_string();
     saved["messages"].as_array().unwrap().iter().map(|m| (part(m, "role"), part(m, "content"))).collect()
+}
+
+/// Sends Ctrl-C.
+fn interrupt(child: &Child) {
+    let kill = Command::new("sh").arg("-c").arg(format!("kill -INT {}", child.id())).status();
+    assert!(kill.unwrap().success());
+}
+
+/// Waits until a process catches Ctrl-C, which it does while it answers.
+fn wait_until_it_answers(child: &Child) {
+    if !cfg!(target_os = "linux") {
+        // Nobody tells; this is far longer than it takes.
+        return std::thread::sleep(Duration::from_secs(5));
+    }
+    let start = Instant::now();
+    loop {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        // Signal 2 is the second bit.
+        if u64::from_str_radix(caught.trim(), 16).unwrap() & 2 != 0 {
+            return;
+        }
+        assert!(start.elapsed() < Duration::from_secs(120), "no answer was begun: {status}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]
@@ -146,7 +172,7 @@ fn a_message_that_does_not_fit_is_taken_back() {
     let home = TempDir::new().unwrap();
     let file = home.path().join("talk.json");
     let (long, save) = ("word ".repeat(300), format!("/save {}", file.display()));
-    let said = failing_chat(home.path(), &["-n", "4"], &[&long, &long, "Hi", &long, &save], 3);
+    let said = failing_chat(home.path(), &["-n", "4", "--greedy"], &[&long, &long, "Hi", &long, &save], 3);
     let full: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
     assert_eq!(full.len(), 3, "{said}");
     // What to do is said once, and again after there was room.
@@ -164,15 +190,14 @@ fn a_message_that_does_not_fit_is_taken_back() {
 fn ctrl_c_stops_the_answer_and_keeps_the_chat() {
     let home = TempDir::new().unwrap();
     let file = home.path().join("talk.json");
-    let mut child = start(home.path(), &["-c", "1000000", "-n", "900000", "--greedy"]);
+    let mut child = start(home.path(), &["-c", "200000", "-n", "190000", "--greedy"]);
     let mut stdin = child.stdin.take().unwrap();
     let mut stdout = child.stdout.take().unwrap();
     // Without the tokens that end a reply, the answer would go on for minutes.
     writeln!(stdin, "/set logit_bias [[2, -100], [4, -100]]\nHello").unwrap();
     let mut first = [0; 1];
     stdout.read_exact(&mut first).unwrap();
-    let kill = Command::new("sh").arg("-c").arg(format!("kill -INT {}", child.id())).status();
-    assert!(kill.unwrap().success());
+    interrupt(&child);
     writeln!(stdin, "/set max_tokens 3\nAnd now?\n/save {}\n/exit", file.display()).unwrap();
     drop(stdin);
     let mut rest = Vec::new();
@@ -214,7 +239,7 @@ fn a_full_context_is_said_to_be_the_reason() {
 fn a_line_that_is_no_text_is_left_out() {
     let home = TempDir::new().unwrap();
     let file = home.path().join("talk.json");
-    let mut child = start(home.path(), &["-n", "3"]);
+    let mut child = start(home.path(), &["-n", "3", "--greedy"]);
     let mut stdin = child.stdin.take().unwrap();
     stdin.write_all(b"caf\xe9\nHi\n").unwrap();
     writeln!(stdin, "/save {}", file.display()).unwrap();
@@ -243,14 +268,10 @@ fn an_answer_stopped_before_it_began_leaves_no_turn() {
     let file = home.path().join("talk.json");
     let mut child = start(home.path(), &["-c", "200000", "-n", "3", "--greedy", "-t", "1"]);
     let mut stdin = child.stdin.take().unwrap();
-    let mut stdout = child.stdout.take().unwrap();
-    // A prefill of minutes begins as soon as the list of commands is printed.
-    writeln!(stdin, "/help\n{}", "word ".repeat(60_000)).unwrap();
-    let mut seen = vec![0; 8];
-    stdout.read_exact(&mut seen).unwrap();
-    std::thread::sleep(std::time::Duration::from_secs(2));
-    let kill = Command::new("sh").arg("-c").arg(format!("kill -INT {}", child.id())).status();
-    assert!(kill.unwrap().success());
+    // A prefill of minutes.
+    writeln!(stdin, "{}", "word ".repeat(60_000)).unwrap();
+    wait_until_it_answers(&child);
+    interrupt(&child);
     writeln!(stdin, "/save {}\n/exit", file.display()).unwrap();
     drop(stdin);
     let output = child.wait_with_output().unwrap();

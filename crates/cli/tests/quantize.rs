@@ -61,6 +61,12 @@ fn pipes_and_limits() {
     assert!(said.contains("pipe.gguf is a pipe; a model is a file or a folder"), "{said}");
     let said = refusal(quantize(&model, Path::new("-"), &["q8_0"]));
     assert!(said.contains("not standard output"), "{said}");
+    // What cannot be begun is not announced.
+    let nowhere = dir.path().join("no/such/out.gguf");
+    let made = output(&["synth", "smollm2-135m-q4_0", nowhere.to_str().unwrap()]);
+    for said in [refusal(quantize(&model, &nowhere, &["q8_0"])), refusal(made)] {
+        assert!(said.starts_with("error: cannot create ") && said.lines().count() == 1, "{said}");
+    }
     let limited = format!(
         "ulimit -f 8; exec {} quantize {} {} f32",
         env!("CARGO_BIN_EXE_ingle"),

@@ -128,10 +128,16 @@ fn gguf_that_declares_more_than_it_holds() {
     ];
     for mut case in cases {
         case.resize(300, 0);
-        let start = Instant::now();
         let largest = largest_allocation(|| assert!(!walk_gguf(case.clone())));
         assert!(largest <= 4096, "{largest} bytes at once");
-        assert!(start.elapsed() < Duration::from_millis(50));
+        // The best of ten, since a busy machine may take the processor away.
+        let once = |_| {
+            let start = Instant::now();
+            walk_gguf(case.clone());
+            start.elapsed()
+        };
+        let time = (0..10).map(once).min().unwrap();
+        assert!(time < Duration::from_millis(50), "{time:?}");
     }
     assert!(largest_allocation(|| drop(vec![0u8; 5000])) >= 5000, "the watch is asleep");
 }

@@ -10,17 +10,16 @@ mod models;
 mod safetensors;
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use ingle_tests::attack::driver::SLOW;
+use ingle_tests::attack::driver::{SLOW, timed};
 use ingle_tests::attack::walk::Outcome;
-use ingle_tests::attack::watch::{Watched, measure};
+use ingle_tests::attack::watch::{Watched, measure_here};
 use tempfile::TempDir;
 
 #[global_allocator]
 static ALLOCATOR: Watched = Watched;
 
-/// Memory that reading a header may take whatever it says, in bytes, other tests' beside it included.
+/// Memory that reading a header may take whatever it says, in bytes.
 const HEADER: usize = 256 << 10;
 
 /// A folder with one file.
@@ -31,16 +30,9 @@ fn file(name: &str, bytes: &[u8]) -> (TempDir, PathBuf) {
     (dir, path)
 }
 
-/// What `work` returns, and how long it took.
-fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
-    let start = Instant::now();
-    let result = work();
-    (result, start.elapsed())
-}
-
 /// The file must be refused in these words, at once, and for no more memory than its size accounts for.
 fn refused(path: &Path, bytes: usize, walk: impl FnOnce(&Path) -> Outcome, words: &[&str]) {
-    let ((outcome, time), usage) = measure(|| timed(|| walk(path)));
+    let ((outcome, time), usage) = measure_here(|| timed(|| walk(path)));
     let message = outcome.expect_err("the file must be refused");
     for word in words {
         assert!(message.contains(word), "{message:?} lacks {word:?}");

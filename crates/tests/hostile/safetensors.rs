@@ -8,7 +8,7 @@ fn weights(header: &str, data: usize) -> Vec<u8> {
 }
 
 fn refused(bytes: &[u8], words: &[&str]) {
-    let (outcome, usage) = watch::measure(|| walk::safetensors(bytes));
+    let (outcome, usage) = watch::measure_here(|| walk::safetensors(bytes));
     let message = outcome.expect_err("the file must be refused");
     for word in words {
         assert!(message.contains(word), "{message:?} lacks {word:?}");

@@ -28,6 +28,13 @@ pub(super) fn check(checkpoint: &Checkpoint, rows: Option<usize>, findings: &mut
             return findings.problem("tokenizer", error, advice);
         }
     };
+    if let Source::Gguf(metadata) = checkpoint.source()
+        && metadata.str_opt("tokenizer.ggml.model").is_ok_and(|model| model == Some("gpt2"))
+        && metadata.get("tokenizer.ggml.pre").is_none()
+    {
+        let what = "tokenizer.ggml.pre, which says how text is cut into words, is missing: it is cut as for \"default\"";
+        findings.note("tokenizer", what);
+    }
     let tokens = tokenizer.vocab_len();
     if let Some(rows) = rows.filter(|&rows| tokens > rows) {
         let what = format!("it has {tokens} tokens, but the model has rows for {rows}");

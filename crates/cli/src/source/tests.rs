@@ -78,10 +78,8 @@ impl Bench {
     }
 }
 
-fn refused() -> String {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    format!("http://127.0.0.1:{port}")
-}
+/// Where nobody listens: a port that was free a moment ago may be another test's by now, and this one is given to none.
+const REFUSED: &str = "http://127.0.0.1:1";
 
 #[test]
 fn default_comes_from_the_hub_first() {
@@ -105,7 +103,7 @@ fn default_falls_through_with_one_line() {
     let wrong = Server::start(move |request| Reply::file(request, &other, "\"v1\""));
     let silent = Server::start(|_| Reply::silence());
     let closed = Server::start(|_| Reply::new(401, ""));
-    for endpoint in [refused(), wrong.url(), silent.url(), closed.url()] {
+    for endpoint in [REFUSED.into(), wrong.url(), silent.url(), closed.url()] {
         let bench = Bench::new();
         bench.ship(&bench.model);
         let mut kept = Kept::default();
@@ -134,7 +132,7 @@ fn default_from_a_package_clears_the_part() {
 fn default_that_no_source_has() {
     let bench = Bench::new();
     bench.ship(b"another model");
-    let error = bench.sources(&refused()).resolve(&Spec::Default, &mut Kept::default()).unwrap_err();
+    let error = bench.sources(REFUSED).resolve(&Spec::Default, &mut Kept::default()).unwrap_err();
     let Error::NoSource { tried, .. } = &error else { panic!("{error}") };
     assert!(tried[0].contains("127.0.0.1") && tried[1].contains(bench.digest), "{tried:?}");
     assert!(error.to_string().ends_with("or pass a model with -m"), "{error}");
@@ -171,7 +169,7 @@ fn two_at_once_fetch_once() {
 fn paths_and_names() {
     let bench = Bench::new();
     bench.ship(&bench.model);
-    let sources = bench.sources(&refused());
+    let sources = bench.sources(REFUSED);
     let resolve = |text: &str| sources.resolve(&Spec::parse(text).unwrap(), &mut Kept::default());
     let empty = resolve("Default.Q4_1").unwrap_err().to_string();
     assert!(empty.contains("the cache is empty: give a path"), "{empty}");
@@ -188,7 +186,7 @@ fn paths_and_names() {
 #[test]
 fn names_that_two_models_share() {
     let bench = Bench::new();
-    let sources = bench.sources(&refused());
+    let sources = bench.sources(REFUSED);
     for folder in ["hf/a/b", "pypi/p"] {
         fs::create_dir_all(bench.cache.path().join(folder)).unwrap();
         fs::write(bench.cache.path().join(folder).join("m.gguf"), "model").unwrap();

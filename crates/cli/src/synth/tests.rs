@@ -33,7 +33,7 @@ fn made(dir: &TempDir, shape: &Shape, mix: &Mix, seed: u64, threads: usize) -> C
         heard += n;
         Ok(())
     };
-    synthesis.write(&path, true, threads, watch).unwrap();
+    synthesis.write(synthesis.outline.create(&path).unwrap(), true, threads, watch).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
     assert_eq!(checkpoint.total_bytes(), synthesis.outline.file_bytes().unwrap());
     assert_eq!(heard, checkpoint.tensors().iter().map(|t| t.bytes).sum::<u64>());
@@ -183,7 +183,8 @@ fn an_error_leaves_nothing() {
         left -= 1;
         if left == 0 { Err(Error::Refused("enough".into())) } else { Ok(()) }
     };
-    let said = synthesis.write(&dir.path().join("m.gguf"), false, 2, watch).unwrap_err().to_string();
+    let file = synthesis.outline.create(&dir.path().join("m.gguf")).unwrap();
+    let said = synthesis.write(file, false, 2, watch).unwrap_err().to_string();
     assert_eq!((said.as_str(), fs::read_dir(dir.path()).unwrap().count()), ("enough", 0));
 }
 

@@ -48,9 +48,9 @@ impl Bench {
         Self::with_patience(endpoint, token, model, Duration::from_secs(20))
     }
 
-    /// For servers that fall silent.
+    /// For servers that fall silent: as long as a busy machine may take between two reads.
     fn impatient(endpoint: &str, model: &str) -> Self {
-        Self::with_patience(endpoint, None, model, Duration::from_millis(300))
+        Self::with_patience(endpoint, None, model, Duration::from_secs(2))
     }
 
     fn with_patience(endpoint: &str, token: Option<&str>, model: &str, wait: Duration) -> Self {
@@ -207,9 +207,9 @@ fn silent_server_is_given_up_in_time() {
     let bench = Bench::impatient(&hub.url(), "hf:a/b:m.gguf");
     let start = Instant::now();
     let error = bench.fetch(&mut Kept::default()).unwrap_err().to_string();
-    assert!(error.contains("no answer within 300ms"), "{error}");
+    assert!(error.contains("m.gguf: no answer within 2s"), "{error}");
     let waited = start.elapsed();
-    assert!((Duration::from_millis(300)..Duration::from_secs(5)).contains(&waited), "{waited:?}");
+    assert!((Duration::from_secs(2)..Duration::from_secs(20)).contains(&waited), "{waited:?}");
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn stalled_transfer_is_gone_on_with_next_time() {
     });
     let bench = Bench::impatient(&hub.url(), "hf:a/b:m.gguf");
     let error = bench.fetch(&mut Kept::default()).unwrap_err().to_string();
-    assert!(error.contains("nothing arrived for 300ms; 250000 bytes are kept"), "{error}");
+    assert!(error.contains("nothing arrived for 2s; 250000 bytes are kept"), "{error}");
     assert_eq!(bench.cache().lookup(&Spec::Hub(bench.spec.clone())), None);
     assert_eq!(bench.cache().list().unwrap(), []);
     check_fetched(&bench, &mut Kept::default(), &body);
@@ -230,13 +230,12 @@ fn stalled_transfer_is_gone_on_with_next_time() {
 
 #[test]
 fn unreachable_server_is_given_up_at_once() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let bench = Bench::new(&format!("http://127.0.0.1:{port}"), None, "hf:a/b:m.gguf");
-    let start = Instant::now();
+    // No program gets this port by chance, as it may one that was free a moment ago.
+    let bench = Bench::new("http://127.0.0.1:1", None, "hf:a/b:m.gguf");
     let error = bench.fetch(&mut Kept::default()).unwrap_err();
     assert!(matches!(error, Error::Network { .. }), "{error}");
-    assert!(error.to_string().starts_with(&format!("http://127.0.0.1:{port}: ")), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(3));
+    // The system's own words, and not those for a wait that was too long.
+    assert!(error.to_string().starts_with("http://127.0.0.1:1: Connection refused"), "{error}");
 }
 
 #[test]

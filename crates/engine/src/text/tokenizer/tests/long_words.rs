@@ -44,11 +44,18 @@ fn llama_cpp_8029_a_long_word_is_quick() {
             if name != "bert-bge" {
                 assert_eq!(decode(&tokenizer, Detokenizer::new(&tokenizer), &ids), long);
             }
-            let (tenth, whole) = (time(&tokenizer, &word(10_000)), time(&tokenizer, &long));
+            let tenth = word(10_000);
+            let times = || (time(&tokenizer, &tenth), time(&tokenizer, &long));
             // Less is noise: the system counts in steps of up to 4 ms.
-            let about_linear = whole < 25 * tenth.max(Duration::from_millis(4));
+            let is_linear =
+                |(tenth, whole): &(Duration, Duration)| *whole < 25 * (*tenth).max(Duration::from_millis(4));
+            // What slows a processor down for a while is no finding: too long is what is so each time.
+            let tries: Vec<_> = (0..4).map(|_| times()).take_while(|times| !is_linear(times)).collect();
             let start = part.chars().next();
-            assert!(about_linear, "{name} {start:?}: {tenth:?} for 10,000 characters, {whole:?} for 100,000");
+            assert!(
+                tries.len() < 4,
+                "{name} {start:?}: times for 10,000 and for 100,000 characters {tries:?}"
+            );
         }
     }
 }
