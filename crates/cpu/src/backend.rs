@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use ingle_graph::backend::PathCount;
 use ingle_graph::op::{Elem, WeightId};
 use ingle_graph::{
-    Activations, Backend, Bucket, Error, Graph, Inputs, KvPlan, KvType, Op, PlanOptions, Prepared, Profile,
-    Program, Result, Rows, Step, StepTime,
+    Activations, Backend, Error, Graph, Inputs, KvPlan, KvType, Op, PlanOptions, Prepared, Profile, Program,
+    Result, Rows, Step, StepTime,
 };
 use ingle_tensor::Checkpoint;
 
@@ -17,7 +17,7 @@ use crate::kernels::kv::Pool;
 use crate::kernels::rope::RopeTable;
 use crate::memory::Aligned;
 use crate::simd::Isa;
-use crate::task::{Frame, Needs, Scratch, Spare, Task};
+use crate::task::{Frame, Needs, Scratch, Spare, Task, room};
 use crate::threads::{Team, Worker, physical_cores};
 use crate::weights::Weights;
 
@@ -147,13 +147,6 @@ impl Cpu {
 
 fn reserve(bytes: usize) -> Result<Aligned> {
     Aligned::new(bytes).map_err(|error| device(format!("no memory for {bytes} bytes: {error}")))
-}
-
-fn room(rows: Rows, bucket: &Bucket) -> usize {
-    match rows {
-        Rows::T => bucket.t,
-        Rows::R => bucket.r,
-    }
 }
 
 /// Name of the path a step takes.

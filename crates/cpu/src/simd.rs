@@ -210,6 +210,12 @@ pub trait Vector: Lanes {
     /// `to` is writable for `LANES` bytes.
     unsafe fn store_i8(self, to: *mut u8);
 
+    /// Transposes a matrix of `LANES` by `LANES`.
+    ///
+    /// # Safety
+    /// `matrix` is valid for `LANES * LANES` f32, which are overwritten.
+    unsafe fn transpose(matrix: *mut f32);
+
     /// 0, 1, 2, ...
     fn ramp() -> Self;
     /// The larger of two numbers; unspecified when one is NaN, and which zero when both are.
@@ -290,6 +296,9 @@ impl Vector for f32 {
         // SAFETY: the caller's.
         unsafe { to.cast::<i8>().write(self as i8) }
     }
+
+    #[inline(always)]
+    unsafe fn transpose(_: *mut f32) {}
 
     #[inline(always)]
     fn ramp() -> Self {

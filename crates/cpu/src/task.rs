@@ -20,6 +20,7 @@ use ingle_tensor::quant;
 use crate::dot;
 use crate::kernels::attention;
 use crate::kernels::elementwise::{Factor, Glu, Softcap, Sum, Zip};
+use crate::kernels::float::panels;
 use crate::kernels::kv::Pool;
 use crate::kernels::norm::RmsNorm;
 use crate::kernels::quantize::{Quantize, Quantized};
@@ -80,7 +81,16 @@ pub struct Scratch {
     /// A row of a quantized matrix without a packed form.
     integers: IntRow,
     product: dot::Scratch,
+    floats: panels::Scratch,
     attention: attention::Scratch,
+}
+
+/// Rows of a kind that a bucket has room for.
+pub fn room(rows: Rows, bucket: &Bucket) -> usize {
+    match rows {
+        Rows::T => bucket.t,
+        Rows::R => bucket.r,
+    }
 }
 
 /// A value in memory.
@@ -94,16 +104,18 @@ struct Value {
 impl Value {
     fn new(slot: &Slot, bucket: &Bucket) -> Self {
         let ty = slot.ty();
-        let room = match ty.rows {
-            Rows::T => bucket.t,
-            Rows::R => bucket.r,
-        };
+        let room = room(ty.rows, bucket);
         let layout = ty.elem.digits().map(|(unit, digits)| Layout::new(room, ty.cols, unit, digits));
         Self { slot: *slot, layout }
     }
 
     fn cols(&self) -> usize {
         self.slot.ty().cols
+    }
+
+    /// Rows there is room for.
+    fn room(&self, bucket: &Bucket) -> usize {
+        room(self.slot.ty().rows, bucket)
     }
 
     fn rows(&self, frame: &Frame<'_>) -> usize {
@@ -205,6 +217,8 @@ pub struct Needs {
     integers: usize,
     /// Bytes of a worker's product scratch.
     product: usize,
+    /// Bytes of a worker's scratch for products of floats.
+    floats: usize,
     /// Queries and head size of a worker's attention scratch.
     queries: usize,
     head_dim: usize,
@@ -221,6 +235,7 @@ impl Needs {
             row: self.row.max(other.row),
             integers: self.integers.max(other.integers),
             product: self.product.max(other.product),
+            floats: self.floats.max(other.floats),
             queries: self.queries.max(other.queries),
             head_dim: self.head_dim.max(other.head_dim),
             spare_rows: self.spare_rows.max(other.spare_rows),
@@ -237,6 +252,7 @@ impl Scratch {
         }
         self.integers.reserve(needs.integers);
         self.product.reserve(needs.product);
+        self.floats.reserve(needs.floats);
         self.attention.reserve(needs.queries, needs.head_dim);
     }
 }
@@ -301,6 +317,13 @@ impl Task {
                             needs.product = needs.product.max(bytes);
                         }
                         (None, Some(layout)) => needs.integers = needs.integers.max(layout.cols),
+                        (_, None) if weights.floats(part.weight, 0..0).is_some() => {
+                            let (cols, rows) = (part.x.cols(), part.x.room(bucket));
+                            if rows >= panels::ROWS_LEAST {
+                                let rows = panels::rows_at_once(cols, rows);
+                                needs.floats = needs.floats.max(panels::scratch_bytes(cols, rows));
+                            }
+                        }
                         (_, None) => needs.row = needs.row.max(linear::DECODED * part.x.cols()),
                     }
                 }

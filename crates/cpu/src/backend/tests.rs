@@ -3,7 +3,7 @@
 use super::*;
 use ingle_graph::op::{RopeSpec, RopeStyle, ValueId};
 use ingle_graph::reference::Interpreter;
-use ingle_graph::{Activation, AttentionSpec, Builder, KvInputs, PAGE, PlanKey, ValueType, passes};
+use ingle_graph::{Activation, AttentionSpec, Bucket, Builder, KvInputs, PAGE, PlanKey, ValueType, passes};
 use ingle_tensor::{DType, gguf, quant};
 
 /// Numbers that look like weights: about normal, from a counter.

@@ -1,14 +1,22 @@
 //! Products with rows of floats: the arithmetic `f32x32`, on weights as a model file has them.
+//!
+//! Few rows read each weight once, as it lies; many go through [`panels`].
 
+pub mod panels;
+
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use ingle_graph::math::Lanes;
 
 use super::tree;
-use crate::simd::{Kernel, Vector};
+use crate::simd::{Kernel, Vector, prefetch};
 
 /// Accumulators of one product (k mod 32).
 const ACCUMULATORS: usize = 32;
+
+/// Bytes ahead of its reading that memory is asked for weights.
+const AHEAD: usize = 8192;
 
 /// Element types of weights that are widened as they are read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,6 +105,7 @@ impl FloatProduct<'_> {
     #[inline(always)]
     fn tiles<V: Vector, R: Read>(&self) {
         match V::LANES {
+            16 if self.rows.len() == 1 => self.blocks::<V, R, 4, 1, 2>(),
             16 => self.blocks::<V, R, 2, 4, 2>(),
             8 => self.blocks::<V, R, 1, 2, 4>(),
             _ => self.blocks::<V, R, 1, 1, ACCUMULATORS>(),
@@ -142,6 +151,11 @@ impl FloatProduct<'_> {
             let weights = self.weights.add((output - self.outputs.start) * cols * R::BYTES);
             let x = self.x.add(row * cols);
             for k in (0..whole).step_by(ACCUMULATORS) {
+                for i in 0..W {
+                    for line in (0..ACCUMULATORS * R::BYTES).step_by(64) {
+                        prefetch(weights.wrapping_add((i * cols + k) * R::BYTES + line + AHEAD));
+                    }
+                }
                 for a in 0..A {
                     let at = k + a * V::LANES;
                     let mut w = [V::splat(0.0); W];
@@ -156,19 +170,56 @@ impl FloatProduct<'_> {
                     }
                 }
             }
+            // Through memory, in a loop that is unrolled, so that the sums above are registers.
+            let mut lanes = MaybeUninit::<[[[f32; ACCUMULATORS]; X]; W]>::uninit();
+            let lanes = lanes.as_mut_ptr().cast::<f32>();
             for i in 0..W {
                 for j in 0..X {
-                    let mut lanes = [0.0f32; ACCUMULATORS];
                     for a in 0..A {
-                        sums[i][j][a].store(lanes.as_mut_ptr().add(a * V::LANES));
+                        sums[i][j][a].store(lanes.add((i * X + j) * ACCUMULATORS + a * V::LANES));
                     }
-                    for k in whole..cols {
-                        let w: f32 = R::read(weights.add((i * cols + k) * R::BYTES));
-                        lanes[k - whole] = w.fma(x.add(j * cols + k).read(), lanes[k - whole]);
-                    }
-                    self.write(output + i, row + j, tree::<V>(lanes.as_mut_ptr(), ACCUMULATORS));
                 }
             }
+            for i in 0..W {
+                for j in 0..X {
+                    let lanes = lanes.add((i * X + j) * ACCUMULATORS);
+                    for k in whole..cols {
+                        let w: f32 = R::read(weights.add((i * cols + k) * R::BYTES));
+                        let sum = lanes.add(k - whole);
+                        sum.write(w.fma(x.add(j * cols + k).read(), sum.read()));
+                    }
+                    self.write(output + i, row + j, tree::<V>(lanes, ACCUMULATORS));
+                }
+            }
+        }
+    }
+
+    /// Writes a vector of outputs of one row, as far as they are the product's.
+    ///
+    /// # Safety
+    /// `row` is the product's.
+    #[inline(always)]
+    unsafe fn write_lanes<V: Vector>(&self, mut y: V, output: usize, row: usize) {
+        let lanes = self.outputs.end.saturating_sub(output);
+        let at = row * self.stride + output;
+        // SAFETY: as many elements of this product's part of `out`, `residual` and `bias` as it has lanes here.
+        unsafe {
+            if lanes < V::LANES {
+                if let Some(bias) = self.bias {
+                    y = y.add(V::load_first(bias.as_ptr().add(output), lanes));
+                }
+                if let Some(residual) = self.residual {
+                    y = y.add(V::load_first(residual.add(at), lanes));
+                }
+                return y.store_first(self.out.add(at), lanes);
+            }
+            if let Some(bias) = self.bias {
+                y = y.add(V::load(bias.as_ptr().add(output)));
+            }
+            if let Some(residual) = self.residual {
+                y = y.add(V::load(residual.add(at)));
+            }
+            y.store(self.out.add(at));
         }
     }
 

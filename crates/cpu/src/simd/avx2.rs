@@ -201,6 +201,33 @@ impl Vector for F32x8 {
     }
 
     #[inline(always)]
+    unsafe fn transpose(matrix: *mut f32) {
+        unsafe {
+            let mut m = [_mm256_setzero_ps(); 8];
+            for (i, m) in m.iter_mut().enumerate() {
+                *m = _mm256_loadu_ps(matrix.add(8 * i));
+            }
+            // Pairs, then fours, then halves change places.
+            let mut n = m;
+            for i in (0..8).step_by(2) {
+                n[i] = _mm256_unpacklo_ps(m[i], m[i + 1]);
+                n[i + 1] = _mm256_unpackhi_ps(m[i], m[i + 1]);
+            }
+            for i in (0..8).step_by(4) {
+                for j in 0..2 {
+                    m[i + 2 * j] = _mm256_shuffle_ps::<0b01_00_01_00>(n[i + j], n[i + j + 2]);
+                    m[i + 2 * j + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(n[i + j], n[i + j + 2]);
+                }
+            }
+            for i in 0..4 {
+                let (low, high) = (m[i], m[i + 4]);
+                _mm256_storeu_ps(matrix.add(8 * i), _mm256_permute2f128_ps::<0x20>(low, high));
+                _mm256_storeu_ps(matrix.add(8 * (i + 4)), _mm256_permute2f128_ps::<0x31>(low, high));
+            }
+        }
+    }
+
+    #[inline(always)]
     fn ramp() -> Self {
         unsafe { Self(_mm256_setr_ps(0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)) }
     }

@@ -180,6 +180,41 @@ impl Vector for F32x16 {
     }
 
     #[inline(always)]
+    unsafe fn transpose(matrix: *mut f32) {
+        unsafe {
+            let mut m = [_mm512_setzero_ps(); 16];
+            for (i, m) in m.iter_mut().enumerate() {
+                *m = _mm512_loadu_ps(matrix.add(16 * i));
+            }
+            // Inside each quarter of a row: pairs, then fours change places.
+            let mut n = m;
+            for i in (0..16).step_by(2) {
+                n[i] = _mm512_unpacklo_ps(m[i], m[i + 1]);
+                n[i + 1] = _mm512_unpackhi_ps(m[i], m[i + 1]);
+            }
+            for i in (0..16).step_by(4) {
+                for j in 0..2 {
+                    m[i + 2 * j] = _mm512_shuffle_ps::<0b01_00_01_00>(n[i + j], n[i + j + 2]);
+                    m[i + 2 * j + 1] = _mm512_shuffle_ps::<0b11_10_11_10>(n[i + j], n[i + j + 2]);
+                }
+            }
+            // Then the quarters: quarter q of row 4p + i is quarter p of row 4q + i.
+            for i in 0..4 {
+                let (a, b, c, d) = (m[i], m[i + 4], m[i + 8], m[i + 12]);
+                let ab_even = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
+                let ab_odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b);
+                let cd_even = _mm512_shuffle_f32x4::<0b10_00_10_00>(c, d);
+                let cd_odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(c, d);
+                let row = |q: usize| matrix.add(16 * (4 * q + i));
+                _mm512_storeu_ps(row(0), _mm512_shuffle_f32x4::<0b10_00_10_00>(ab_even, cd_even));
+                _mm512_storeu_ps(row(1), _mm512_shuffle_f32x4::<0b10_00_10_00>(ab_odd, cd_odd));
+                _mm512_storeu_ps(row(2), _mm512_shuffle_f32x4::<0b11_01_11_01>(ab_even, cd_even));
+                _mm512_storeu_ps(row(3), _mm512_shuffle_f32x4::<0b11_01_11_01>(ab_odd, cd_odd));
+            }
+        }
+    }
+
+    #[inline(always)]
     fn ramp() -> Self {
         unsafe {
             Self(_mm512_setr_ps(

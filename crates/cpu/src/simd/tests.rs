@@ -214,6 +214,30 @@ impl Kernel for Narrow<'_> {
     }
 }
 
+/// A transposition in memory.
+struct Transpose<'a>(&'a mut [f32]);
+
+impl Kernel for Transpose<'_> {
+    #[inline(always)]
+    fn run<V: Vector>(self) {
+        let before = self.0.to_vec();
+        let n = V::LANES;
+        // SAFETY: room for 16 by 16, the most there is.
+        unsafe { V::transpose(self.0.as_mut_ptr()) };
+        for i in 0..n * n {
+            assert_eq!(self.0[i], before[i % n * n + i / n], "{n} lanes, element {i}");
+        }
+    }
+}
+
+#[test]
+fn a_transposed_matrix_has_rows_for_columns() {
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+        let mut x: Vec<f32> = (0..MAX_LANES * MAX_LANES).map(|i| i as f32).collect();
+        isa.run(Transpose(&mut x));
+    }
+}
+
 #[test]
 fn narrowing_rounds_to_nearest_even_everywhere() {
     let mut x: Vec<f32> = (0..=u32::MAX).step_by(65_521).map(f32::from_bits).collect();

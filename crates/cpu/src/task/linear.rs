@@ -6,7 +6,7 @@ use ingle_tensor::quant;
 
 use super::{Frame, Part, Scratch, Value};
 use crate::dot::{Activations, InPtr, OutPtr, TILE, Tail};
-use crate::kernels::float::{Float, FloatProduct};
+use crate::kernels::float::{Float, FloatProduct, panels};
 use crate::threads::Worker;
 
 /// Rows up to which a step is bound by reading weights.
@@ -34,6 +34,7 @@ pub fn linear(
     // As many rows as a worker keeps arranged from one item to the next, and all tiles of these before more rows.
     let at_once = parts.iter().map(|part| rows_at_once(frame, part)).min().unwrap_or(rows).max(1);
     scratch.product.forget();
+    scratch.floats.forget();
     worker.share(runs * rows.div_ceil(at_once), |item| {
         let (block, i) = (item / runs, item % runs);
         let x_rows = block * at_once..rows.min((block + 1) * at_once);
@@ -53,6 +54,9 @@ fn rows_at_once(frame: &Frame<'_>, part: &Part) -> usize {
     let rows = part.x.rows(frame);
     match (frame.weights.packed(part.weight), part.x.layout) {
         (Some(packed), Some(layout)) => packed.rows_at_once(frame.isa, layout.digits, rows),
+        _ if rows >= panels::ROWS_LEAST && frame.weights.floats(part.weight, 0..0).is_some() => {
+            panels::rows_at_once(part.x.cols(), rows)
+        }
         _ => rows,
     }
 }
@@ -148,7 +152,11 @@ fn dots(
         residual,
     };
     if let Some((kind, bytes)) = frame.weights.floats(part.weight, outputs.clone()) {
-        return frame.isa.run(float(kind, bytes.as_ptr(), outputs));
+        let product = float(kind, bytes.as_ptr(), outputs);
+        if rows.len() >= panels::ROWS_LEAST {
+            return scratch.floats.run(frame.isa, product);
+        }
+        return frame.isa.run(product);
     }
     for (i, bytes) in mapped().chunks(DECODED * row_bytes).enumerate() {
         let n = bytes.len() / row_bytes;
