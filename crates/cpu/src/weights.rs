@@ -9,7 +9,7 @@ use ingle_tensor::{Checkpoint, DType, TensorInfo, quant};
 
 use crate::dot::{PackError, Packed};
 use crate::kernels::float::Float;
-use crate::memory::Aligned;
+use crate::memory::{Aligned, Slab};
 use crate::threads::Team;
 
 /// One weight.
@@ -28,6 +28,11 @@ enum Stored {
 /// Whether a matrix of this type is converted to f32 when it is loaded.
 fn is_widened(dtype: DType) -> bool {
     matches!(dtype, DType::F64 | DType::I8 | DType::I16 | DType::I32 | DType::I64)
+}
+
+/// Whether products with this weight are of integers, so that it is packed if its format has a packed form.
+fn is_packed(weight: &Weight, activations: Activations) -> bool {
+    weight.used == WeightUse::Matrix && weight.unit().is_some() && activations != Activations::F32
 }
 
 /// Bytes of memory that loading takes for this weight; 0 when it is read from the mapped file.
@@ -73,6 +78,13 @@ impl Weights {
         team: &Team,
     ) -> Result<Self> {
         let mut stored = Vec::with_capacity(graph.weights.len());
+        // Most matrices of a small model are smaller than a huge page: they share them.
+        let packed = graph.weights.iter().filter(|weight| is_packed(weight, activations));
+        let packed: usize = packed.map(|weight| planned_bytes(weight, activations)).sum();
+        let mut slab = Slab::new(packed).map_err(|error| Error::Device {
+            device: "cpu".into(),
+            what: format!("no memory for {packed} bytes of weights: {error}"),
+        })?;
         for weight in &graph.weights {
             let tensor = checkpoint.require(&weight.name)?;
             let bad = |what: String| Error::Weight { name: weight.name.clone(), what };
@@ -93,8 +105,8 @@ impl Weights {
                     }
                     Stored::Vector(x)
                 }
-                WeightUse::Matrix if weight.unit().is_some() && activations != Activations::F32 => {
-                    match Packed::new(weight.dtype, weight.rows, weight.cols, data, team) {
+                WeightUse::Matrix if is_packed(weight, activations) => {
+                    match Packed::new_in(&mut slab, weight.dtype, weight.rows, weight.cols, data, team) {
                         Ok(packed) => {
                             checkpoint.release(tensor);
                             Stored::Packed(packed)

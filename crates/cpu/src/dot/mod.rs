@@ -35,7 +35,7 @@ use std::ops::Range;
 use ingle_graph::quantize::Layout;
 use ingle_tensor::DType;
 
-use crate::memory::Aligned;
+use crate::memory::{Part, Slab};
 use crate::simd::Isa;
 use crate::threads::Team;
 
@@ -239,7 +239,7 @@ pub struct Packed {
     cols: usize,
     /// Bytes between tiles: the code section, the scale section, padding to 64.
     tile_stride: usize,
-    data: Aligned,
+    data: Part,
 }
 
 /// Bytes between tiles of a matrix with so many columns.
@@ -248,11 +248,27 @@ fn tile_stride(spec: &Spec, cols: usize) -> usize {
 }
 
 impl Packed {
-    /// Packs the file bytes of `[rows, cols]`; tiles are shared out among the team.
+    /// Packs the file bytes of `[rows, cols]` into memory of its own; tiles are shared out among the team.
     ///
     /// # Errors
-    /// A type without packed form, or bytes that are not the shape's.
+    /// A type without packed form, or bytes that are not the shape's; no memory.
     pub fn new(dtype: DType, rows: usize, cols: usize, data: &[u8], team: &Team) -> Result<Self, PackError> {
+        let mut slab = Slab::new(Self::planned_bytes(dtype, rows, cols).unwrap_or(0))?;
+        Self::new_in(&mut slab, dtype, rows, cols, data, team)
+    }
+
+    /// As [`Packed::new`], with [`Packed::planned_bytes`] of `slab`.
+    ///
+    /// # Errors
+    /// As [`Packed::new`]; the slab is used up.
+    pub fn new_in(
+        slab: &mut Slab,
+        dtype: DType,
+        rows: usize,
+        cols: usize,
+        data: &[u8],
+        team: &Team,
+    ) -> Result<Self, PackError> {
         let spec = spec::spec(dtype).ok_or(PackError::Type(dtype))?;
         let size = || PackError::Size { dtype, rows, cols, bytes: data.len() };
         let row_bytes = dtype.row_bytes(cols).map_err(|_| size())?;
@@ -262,7 +278,7 @@ impl Packed {
         let units = cols / spec.unit();
         let tile_stride = tile_stride(spec, cols);
         let tiles = rows.div_ceil(TILE);
-        let packed = Self { spec, rows, cols, tile_stride, data: Aligned::new(tiles * tile_stride)? };
+        let packed = Self { spec, rows, cols, tile_stride, data: slab.take(tiles * tile_stride)? };
         if data.is_empty() {
             return Ok(packed);
         }
