@@ -25,7 +25,7 @@ pub(super) type PanelWriter = unsafe fn(&Activations<'_>, Range<usize>, usize, *
 fn heights(isa: Isa, digits: usize) -> &'static [usize] {
     match (isa, digits) {
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512 | Isa::Amx, 1) => &[12, 4, 2, 1],
+        (Isa::Avx512 | Isa::Amx, 1) => &[12, 8, 4, 2, 1],
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx512 | Isa::Amx, _) => &[6, 1],
         #[cfg(target_arch = "x86_64")]
@@ -138,6 +138,7 @@ pub(super) fn kernel(isa: Isa, dtype: DType, digits: usize, group: Group) -> Ker
             (1, 1, _) => 1 1 false,
             (1, 2, _) => 2 1 false,
             (1, 4, _) => 4 1 false,
+            (1, 8, _) => 8 1 false,
             (1, _, false) => 12 1 false,
             (1, _, true) => 12 1 true,
             (_, 1, _) => 2 2 false,

@@ -119,7 +119,11 @@ pub fn attend(
             }
         });
     } else {
-        let height = (attention::QUERIES / group).min(rows * spec.kv_heads / few(worker.workers())).max(1);
+        // Rows of different sequences share nothing: blocks of them would only end less evenly.
+        let height = (attention::QUERIES / group)
+            .min(rows * spec.kv_heads / few(worker.workers()))
+            .min(rows.div_ceil(frame.inputs.sequence_count().max(1)))
+            .max(1);
         let blocks = rows.div_ceil(height);
         worker.share(blocks * spec.kv_heads, |item| {
             // Later rows look at more keys: they go first.

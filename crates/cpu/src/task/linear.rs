@@ -12,6 +12,10 @@ use crate::threads::Worker;
 /// Rows up to which a step is bound by reading weights.
 const ROWS_FEW: usize = 8;
 
+/// Bytes of weights that one item reads at most, with few rows: some microseconds of work, so that no worker waits long
+/// for another at the end.
+const ITEM_BYTES: usize = 256 << 10;
+
 /// Quantized output rows that are decoded at a time for a float product.
 pub const DECODED: usize = 2;
 
@@ -28,8 +32,13 @@ pub fn linear(
     let rows = parts.first().map_or(0, |part| part.x.rows(frame));
     // Few rows: small runs, for an even end. Many: long ones, since each pays for arranging its activations, and of pairs,
     // since some kernels take two tiles at a time.
-    let (pieces, together) = if rows <= ROWS_FEW { (8, 1) } else { (4, 2) };
-    let length = all.div_ceil(pieces * worker.workers()).max(1).next_multiple_of(together);
+    let (pieces, together) = if rows <= ROWS_FEW {
+        let bytes: usize = parts.iter().map(|part| frame.weights.declared(part.weight).bytes()).sum();
+        ((8 * worker.workers()).max(bytes / ITEM_BYTES), 1)
+    } else {
+        (4 * worker.workers(), 2)
+    };
+    let length = all.div_ceil(pieces).max(1).next_multiple_of(together);
     let runs = all.div_ceil(length);
     // As many rows as a worker keeps arranged from one item to the next, and all tiles of these before more rows.
     let at_once = parts.iter().map(|part| rows_at_once(frame, part)).min().unwrap_or(rows).max(1);
