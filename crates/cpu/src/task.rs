@@ -23,6 +23,7 @@ use crate::kernels::elementwise::{Factor, Glu, Softcap, Sum, Zip};
 use crate::kernels::float::panels;
 use crate::kernels::kv::Pool;
 use crate::kernels::norm::RmsNorm;
+use crate::kernels::peaks::Peak;
 use crate::kernels::quantize::{Quantize, Quantized};
 use crate::kernels::rope::{Rope, RopeTable};
 use crate::memory::Aligned;
@@ -201,6 +202,7 @@ enum Work {
     Add { a: Value, b: Value, y: Value },
     Scale { factor: f32, x: Value, y: Value },
     Softcap { cap: f32, x: Value, y: Value },
+    Peaks { span: usize, x: Value, y: Value },
     Glu { act: Activation, gate: Value, up: Value, emit: Emission },
     Rope { rope: RopeId, head_dim: usize, x: Value, y: Value },
     Store { layer: usize, k: Value, v: Value, rotate: Option<(RopeId, Value, Value)> },
@@ -275,6 +277,7 @@ impl Task {
             (Op::Add, &[a, b], &[y]) => Work::Add { a, b, y },
             (Op::Scale(factor), &[x], &[y]) => Work::Scale { factor: *factor, x, y },
             (Op::Softcap(cap), &[x], &[y]) => Work::Softcap { cap: *cap, x, y },
+            (Op::Peaks { span }, &[x], &[y]) => Work::Peaks { span: *span, x, y },
             (Op::Glu { act, emit }, &[gate, up], _) => {
                 Work::Glu { act: *act, gate, up, emit: Emission::new(emit, &outputs) }
             }
@@ -381,6 +384,15 @@ impl Task {
                     let (a, y) =
                         unsafe { (x.row(frame, 0).add(span.start), y.row(frame, 0).add(span.start)) };
                     frame.isa.run(Zip { a, b: a, y, n: span.len(), f: Softcap(*cap) });
+                });
+            }
+            Work::Peaks { span, x, y } => {
+                let cols = x.cols();
+                spread(worker, y.rows(frame) * y.cols(), |item| {
+                    let (row, at) = (item / y.cols(), item % y.cols() * span);
+                    // SAFETY: a span of a row, and its place in the result.
+                    let (x, to) = unsafe { (x.row(frame, row).add(at), y.row(frame, 0).add(item)) };
+                    frame.isa.run(Peak { x, n: (*span).min(cols - at), y: to });
                 });
             }
             Work::Glu { act, gate, up, emit } => glu(frame, worker, scratch, *act, gate, up, emit),

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use ingle_graph::{CONTRACT_VERSION, Inputs, KvGroup, PAGE};
+use ingle_graph::{CONTRACT_VERSION, Inputs, KvGroup, LOGITS_SPAN, PAGE};
 
 use crate::batch::{self, Part};
 use crate::kv::{Held, Kv, PrefixKey};
@@ -77,6 +77,8 @@ pub struct Engine {
     /// In order of arrival.
     sequences: Vec<Sequence>,
     inputs: Inputs,
+    /// The step's peaks of logits, row by row.
+    peaks: Vec<f32>,
     next_id: u64,
     stats: Stats,
 }
@@ -108,6 +110,7 @@ impl Engine {
             root,
             sequences: Vec::new(),
             inputs: Inputs::default(),
+            peaks: Vec::new(),
             next_id: 0,
             stats: Stats::default(),
             runner,
@@ -279,12 +282,15 @@ impl Engine {
         if wanted.iter().all(|&w| w == 0) {
             return Ok(Vec::new());
         }
+        self.peaks.clear();
+        self.peaks.extend_from_slice(self.runner.output("peaks")?);
+        let mut peaks = self.peaks.chunks_exact(vocabulary.div_ceil(LOGITS_SPAN));
         let mut rows = self.runner.output("logits")?.chunks_exact(vocabulary);
         let mut events = Vec::new();
         for (&(at, _), _) in work.iter().zip(wanted).filter(|(_, w)| **w > 0) {
             let s = &mut self.sequences[at];
             let Some(logits) = rows.next() else { break };
-            let sample = match s.sampler.sample(logits, &s.tokens, s.request.logprobs) {
+            let sample = match s.sampler.sample_peaked(logits, peaks.next(), &s.tokens, s.request.logprobs) {
                 Ok(sample) => sample,
                 Err(e) => {
                     events.push(Event::Failed(s.id, e.to_string()));

@@ -239,6 +239,13 @@ impl<'a> Builder<'a> {
         self.map(name, Op::Softcap(cap), &[x])
     }
 
+    /// `[n, ceil(cols / span)]`: the largest of each `span` neighbouring columns.
+    pub fn peaks(&mut self, name: &str, x: ValueId, span: usize) -> ValueId {
+        let ty = self.graph.ty(x);
+        let ty = ValueType { cols: ty.cols.div_ceil(span), ..ty };
+        self.node(name, Op::Peaks { span }, &[x], &[ty])[0]
+    }
+
     /// act(gate) * up.
     pub fn glu(&mut self, name: &str, act: Activation, gate: ValueId, up: ValueId) -> ValueId {
         self.map(name, Op::Glu { act, emit: Emit::plain() }, &[gate, up])

@@ -32,6 +32,10 @@ pub const ATTENTION_CHUNK: usize = 256;
 /// Positions per KV page; divides [`ATTENTION_CHUNK`].
 pub const PAGE: usize = 32;
 
+/// Neighbouring logits of which a model's result `peaks` holds the largest, so that who chooses a token need not look at
+/// all of them.
+pub const LOGITS_SPAN: usize = 1024;
+
 /// What can go wrong while a graph is built, compiled, loaded or run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

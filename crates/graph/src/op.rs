@@ -242,6 +242,12 @@ pub enum Op {
     Scale(f32),
     /// x -> cap * tanh(x / cap), as fl(cap * tanh(fl(x / cap))).
     Softcap(f32),
+    /// x `[n, cols]` -> `[n, ceil(cols / span)]`: the largest of each `span` neighbouring columns, the last of which may be
+    /// fewer; NaN where one of them is, and a zero is +0.
+    Peaks {
+        /// Columns, at least 1.
+        span: usize,
+    },
     /// gate, up `[n, cols]` -> fl(act(gate) * up).
     Glu {
         /// Function of the gate.
@@ -319,6 +325,7 @@ impl Op {
             Op::Add => "add",
             Op::Scale(_) => "scale",
             Op::Softcap(_) => "softcap",
+            Op::Peaks { .. } => "peaks",
             Op::Glu { .. } => "glu",
             Op::Rope { .. } => "rope",
             Op::KvStore { .. } => "kv_store",

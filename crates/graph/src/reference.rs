@@ -377,6 +377,10 @@ impl Interpreter {
             Op::Add => y.extend(f[0].iter().zip(&f[1]).map(|(a, b)| a + b)),
             Op::Scale(factor) => y.extend(f[0].iter().map(|x| x * factor)),
             Op::Softcap(cap) => y.extend(f[0].iter().map(|x| cap * math::tanh(x / cap))),
+            Op::Peaks { span } => {
+                let rows = f[0].chunks(cols_in);
+                y.extend(rows.flat_map(|row| row.chunks(*span)).map(peak));
+            }
             Op::Glu { act, .. } => y.extend(f[0].iter().zip(&f[1]).map(|(&g, u)| activate(*act, g) * u)),
             Op::Rope { rope: id, head_dim } | Op::RopeStore { rope: id, head_dim, .. } => {
                 let spec = &program.ropes[id.0 as usize];
@@ -433,6 +437,12 @@ impl Interpreter {
         step.outputs.iter().for_each(|slot| memory.write(slot, &y));
         Ok(())
     }
+}
+
+/// The largest, or NaN where there is one.
+fn peak(values: &[f32]) -> f32 {
+    let larger = |a: f32, b: f32| if a.is_nan() || b.is_nan() { f32::NAN } else { a.max(b) };
+    values.iter().copied().fold(f32::NEG_INFINITY, larger) + 0.0
 }
 
 fn not_loaded() -> Error {

@@ -125,6 +125,13 @@ fn types(graph: &Graph, node: &Node) -> std::result::Result<(), String> {
         }
         Op::Add => want(input.len() == 2 && f32_in(0) && same, "wants two equal f32 inputs"),
         Op::Scale(_) | Op::Softcap(_) => want(input.len() == 1 && f32_in(0) && same, "wants one f32 input"),
+        Op::Peaks { span } => want(
+            input.len() == 1
+                && f32_in(0)
+                && *span > 0
+                && output == [ValueType { cols: input[0].cols.div_ceil(*span), ..input[0] }],
+            "wants one f32 input, spans of at least one column, and an output column for each",
+        ),
         Op::Glu { emit, .. } => want(
             input.len() == 2 && f32_in(0) && input[0] == input[1] && emitted(emit),
             "wants two equal f32 inputs",

@@ -2,7 +2,7 @@
 //! and from the last layer's attention on only the `R` wanted rows are computed.
 
 use ingle_graph::op::{AttentionSpec, RopeId, RopeSpec};
-use ingle_graph::{Builder, Graph, ValueId, WeightId};
+use ingle_graph::{Builder, Graph, LOGITS_SPAN, ValueId, WeightId};
 use ingle_tensor::Checkpoint;
 
 use crate::{Config, Error, Result};
@@ -156,7 +156,8 @@ impl<'a> Blocks<'a> {
         self.builder.add(name, a, b)
     }
 
-    /// Final norm and output head (the embedding table where the file has no head of its own): the result `logits`.
+    /// Final norm and output head (the embedding table where the file has no head of its own): the results `logits` and
+    /// `peaks`, the largest of each [`LOGITS_SPAN`] of them.
     pub fn head(&mut self, x: ValueId) {
         let Config { hidden, vocabulary, names, .. } = *self.config;
         self.builder.set_layer(None);
@@ -172,5 +173,7 @@ impl<'a> Blocks<'a> {
             logits = self.builder.softcap("final_softcap", logits, cap);
         }
         self.builder.output("logits", logits);
+        let peaks = self.builder.peaks("peaks", logits, LOGITS_SPAN);
+        self.builder.output("peaks", peaks);
     }
 }

@@ -51,6 +51,11 @@ pub enum Case {
         rows: usize,
         cols: usize,
     },
+    Peaks {
+        rows: usize,
+        cols: usize,
+        span: usize,
+    },
     Rope {
         rows: usize,
         heads: usize,
@@ -89,6 +94,7 @@ impl Case {
             | Case::Add { rows, .. }
             | Case::Scale { rows, .. }
             | Case::Softcap { rows, .. }
+            | Case::Peaks { rows, .. }
             | Case::Rope { rows, .. }
             | Case::TakeRows { rows, .. }
             | Case::Attention { rows, .. } => rows,
@@ -113,6 +119,7 @@ impl Case {
             Case::Add { .. } => "add".into(),
             Case::Scale { .. } => "scale".into(),
             Case::Softcap { .. } => "softcap".into(),
+            Case::Peaks { .. } => "peaks".into(),
             Case::Rope { .. } => "rope".into(),
             Case::TakeRows { .. } => "take rows".into(),
             Case::Attention { kv, .. } => format!("rope, store, attention {kv}"),
@@ -187,6 +194,9 @@ pub fn cases() -> Vec<Case> {
             cases.push(Case::Scale { rows, cols });
             cases.push(Case::Softcap { rows, cols });
             cases.push(Case::TakeRows { rows, cols });
+        }
+        for (cols, span) in [(1, 1), (67, 64), (300, 1024), (2048, 256), (2500, 1000)] {
+            cases.push(Case::Peaks { rows, cols, span });
         }
         for style in [RopeStyle::Half, RopeStyle::Interleaved] {
             for (heads, head_dim, pairs) in [(1, 2, 1), (3, 64, 32), (2, 96, 24), (4, 256, 128)] {

@@ -172,7 +172,10 @@ impl Rig {
                 draft.table("x", cols, true);
                 draft.table("y", cols, true);
             }
-            Case::Scale { cols, .. } | Case::Softcap { cols, .. } | Case::TakeRows { cols, .. } => {
+            Case::Scale { cols, .. }
+            | Case::Softcap { cols, .. }
+            | Case::Peaks { cols, .. }
+            | Case::TakeRows { cols, .. } => {
                 draft.table("x", cols, true);
             }
             Case::Rope { heads, head_dim, .. } => {
@@ -289,6 +292,10 @@ fn graph(case: &Case, checkpoint: &Checkpoint) -> Graph {
         Case::Softcap { cols, .. } => {
             let x = enter(&mut b, "x", cols);
             b.softcap("capped", x, 2.5)
+        }
+        Case::Peaks { cols, span, .. } => {
+            let x = enter(&mut b, "x", cols);
+            b.peaks("peaks", x, span)
         }
         Case::TakeRows { cols, .. } => {
             let x = enter(&mut b, "x", cols);

@@ -9,6 +9,7 @@ pub mod elementwise;
 pub mod float;
 pub mod kv;
 pub mod norm;
+pub mod peaks;
 pub mod quantize;
 pub mod rope;
 

@@ -4,7 +4,7 @@
 //! whatever its order, and only tokens that may be chosen are put in order. Tokens less likely than 2^-44 of the
 //! likeliest are never chosen.
 
-use ingle_graph::math;
+use ingle_graph::{LOGITS_SPAN, math};
 
 use super::params::{Mirostat, Params};
 use super::philox::Draw;
@@ -41,11 +41,31 @@ impl Scale {
     }
 }
 
+/// Logits to choose from.
+#[derive(Clone, Copy)]
+pub(super) struct Row<'a> {
+    pub(super) logits: &'a [f32],
+    /// The largest of each [`LOGITS_SPAN`] of them, none NaN.
+    pub(super) peaks: Option<&'a [f32]>,
+}
+
+impl<'a> Row<'a> {
+    /// Tokens with their logits, by id, but for spans of which `keeps` refuses the largest.
+    fn spans(self, keeps: impl Fn(f32) -> bool) -> impl Iterator<Item = (usize, f32)> {
+        let peaks = self.peaks.map(|peaks| peaks.iter().copied());
+        let mut kept = peaks.map(|peaks| peaks.map(keeps));
+        let wanted = move |_: &(usize, &'a [f32])| kept.as_mut().is_none_or(|kept| kept.next() == Some(true));
+        self.logits.chunks(LOGITS_SPAN).enumerate().filter(wanted).flat_map(|(span, logits)| {
+            logits.iter().enumerate().map(move |(i, &logit)| (span * LOGITS_SPAN + i, logit))
+        })
+    }
+}
+
 /// A token by the fixed order: temperature, min-p, top-k, typical, top-p, XTC, draw; with Mirostat: temperature,
 /// Mirostat's cut, draw. `None` if all logits are NaN or negative infinity. `largest` is the largest of them, and
 /// `surprise_limit` Mirostat's state.
 pub(super) fn choose(
-    logits: &[f32],
+    row: Row<'_>,
     largest: f32,
     params: &Params,
     draw: Draw,
@@ -55,14 +75,15 @@ pub(super) fn choose(
         return None;
     }
     if params.is_greedy() {
-        return logits.iter().position(|&logit| logit == largest).map(|at| at as u32);
+        let is_largest = |logit: f32| logit == largest;
+        return row.spans(is_largest).find(|&(_, logit)| is_largest(logit)).map(|(id, _)| id as u32);
     }
     let scale = Scale { largest, temperature: params.temperature };
     if let Some(mirostat) = params.mirostat {
-        let ranking = Ranking::new(candidates(logits, scale, 0.0));
+        let ranking = Ranking::new(candidates(row, scale, 0.0));
         return choose_mirostat(ranking, scale, mirostat, draw, surprise_limit);
     }
-    let mut ranking = Ranking::new(candidates(logits, scale, params.min_p));
+    let mut ranking = Ranking::new(candidates(row, scale, params.min_p));
     if params.top_k > 0 {
         ranking.truncate(params.top_k);
     }
@@ -90,20 +111,16 @@ pub(super) fn choose(
 }
 
 /// The keys of all tokens that weigh something and at least `min_p` of the likeliest.
-fn candidates(logits: &[f32], scale: Scale, min_p: f32) -> Vec<u64> {
+fn candidates(row: Row<'_>, scale: Scale, min_p: f32) -> Vec<u64> {
     // A bound in logits spares most exponentials; it is a little too low, and weights decide.
     let bound = if min_p > 0.0 { math::ln(min_p).max(NEGLIGIBLE) - 0.01 } else { NEGLIGIBLE };
     let bound = bound * scale.temperature;
     let least = f64::from(min_p) * ONE as f64;
-    let keeps = |logit: f32| {
-        logit == scale.largest
-            || logit - scale.largest >= bound && (min_p == 0.0 || scale.weight(logit) as f64 >= least)
-    };
-    logits
-        .iter()
-        .enumerate()
-        .filter(|&(_, &logit)| keeps(logit))
-        .map(|(id, &logit)| rank::key(logit, id))
+    let reaches = |logit: f32| logit == scale.largest || logit - scale.largest >= bound;
+    let weighs = |logit: f32| logit == scale.largest || min_p == 0.0 || scale.weight(logit) as f64 >= least;
+    row.spans(reaches)
+        .filter(|&(_, logit)| reaches(logit) && weighs(logit))
+        .map(|(id, logit)| rank::key(logit, id))
         .collect()
 }
 

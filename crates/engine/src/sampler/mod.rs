@@ -23,11 +23,13 @@ mod rank;
 
 use std::borrow::Cow;
 
+use ingle_graph::LOGITS_SPAN;
 use thiserror::Error;
 
 pub use logprobs::LOGPROB_FLOOR;
 pub use params::{Dry, MAX_LOGPROBS, Mirostat, ParamError, Params, Settings, Xtc};
 
+use choose::Row;
 use logprobs::LogSoftmax;
 use philox::Draw;
 
@@ -87,15 +89,36 @@ impl Sampler {
         tokens: &[u32],
         logprobs: Option<usize>,
     ) -> Result<Sample, SampleError> {
+        self.sample_peaked(logits, None, tokens, logprobs)
+    }
+
+    /// As [`Sampler::sample`], and the same token. `peaks` are the largest of each [`LOGITS_SPAN`] logits, NaN where one
+    /// is: spans in which nothing can be chosen are not looked at.
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`].
+    pub fn sample_peaked(
+        &mut self,
+        logits: &[f32],
+        peaks: Option<&[f32]>,
+        tokens: &[u32],
+        logprobs: Option<usize>,
+    ) -> Result<Sample, SampleError> {
         let draw = Draw::new(self.params.seed, self.choice, tokens.len() as u64);
         let mut row = Cow::Borrowed(logits);
         if penalties::is_needed(&self.params) {
             penalties::apply(row.to_mut(), &self.params, tokens, self.prompt);
         }
+        // Peaks of other logits than those to choose from, or that hide numbers behind a NaN, say nothing.
+        let peaks = peaks.filter(|peaks| {
+            debug_assert_eq!(peaks.len(), logits.len().div_ceil(LOGITS_SPAN));
+            matches!(row, Cow::Borrowed(_)) && !peaks.iter().any(|peak| peak.is_nan())
+        });
         // No penalty makes a number of what is NaN.
-        let (largest, has_nan) = rank::max(&row);
+        let (largest, has_nan) = rank::max(peaks.unwrap_or(&row));
         let nan = if has_nan { logits.iter().filter(|logit| logit.is_nan()).count() } else { 0 };
-        let id = choose::choose(&row, largest, &self.params, draw, &mut self.surprise_limit);
+        let row = Row { logits: &row, peaks };
+        let id = choose::choose(row, largest, &self.params, draw, &mut self.surprise_limit);
         let id = id.ok_or(SampleError { position: tokens.len(), logits: logits.len(), nan })?;
         let (logprob, top) = match logprobs {
             None => (None, Vec::new()),

@@ -263,10 +263,60 @@ fn lazy_equals_plain() {
         let params = params(settings.clone());
         for position in 0..8 {
             let draw = Draw::new(case, 0, position);
-            let got = choose::choose(&logits, rank::max(&logits).0, &params, draw, &mut 0.0);
+            let row = Row { logits: &logits, peaks: None };
+            let got = choose::choose(row, rank::max(&logits).0, &params, draw, &mut 0.0);
             assert_eq!(got, Some(plain(&logits, &params, draw)), "case {case}: {settings}, {size} logits");
             cuts.insert(got);
         }
     }
     assert!(cuts.len() > 200, "the cases choose too few different tokens to tell anything: {}", cuts.len());
+}
+
+/// The largest of each span, as the model's graph says it.
+fn peaks(logits: &[f32]) -> Vec<f32> {
+    let larger = |a: f32, b: f32| if a.is_nan() || b.is_nan() { NAN } else { a.max(b) };
+    logits.chunks(LOGITS_SPAN).map(|span| span.iter().copied().fold(N, larger) + 0.0).collect()
+}
+
+#[test]
+fn peaks_choose_the_same_token_from_fewer_logits() {
+    let settings = [
+        json!({"temperature": 0.0}),
+        json!({}),
+        json!({"temperature": 0.3, "min_p": 0.05}),
+        json!({"temperature": 2.0, "top_k": 40, "top_p": 0.9}),
+        json!({"typical_p": 0.5}),
+        json!({"xtc_probability": 0.5, "xtc_threshold": 0.01}),
+        json!({"mirostat": 2, "mirostat_tau": 3.0}),
+        json!({"repetition_penalty": 1.5}),
+        json!({"logit_bias": [[3, -50.0], [2600, 9.0]]}),
+    ];
+    // Four spans, the last of them short; peaked, flat, with a NaN, with ties across spans, of zeros of both signs.
+    let count = 3 * LOGITS_SPAN + 37;
+    let noise =
+        |i: usize| ((i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as f32 / (1u64 << 24) as f32;
+    let rows: [Vec<f32>; 5] = [
+        (0..count).map(|i| 30.0 * noise(i) * noise(i + 7)).collect(),
+        (0..count).map(|i| 0.01 * noise(i)).collect(),
+        (0..count).map(|i| if i == 1500 { NAN } else { 20.0 * noise(i) }).collect(),
+        (0..count).map(|i| if i % 1100 == 1000 { 9.0 } else { N }).collect(),
+        (0..count).map(|i| if i < 2000 { -0.0 } else { 0.0 }).collect(),
+    ];
+    for settings in settings {
+        for (n, logits) in rows.iter().enumerate() {
+            let peaks = peaks(logits);
+            let [mut plain, mut peaked] = [0; 2].map(|_| Sampler::new(neutral(settings.clone()), 0, 0));
+            for position in 0..20 {
+                let tokens = vec![7; position];
+                let want = plain.sample(logits, &tokens, None);
+                let got = peaked.sample_peaked(logits, Some(&peaks), &tokens, None);
+                assert_eq!(got, want, "{settings}, row {n}, position {position}");
+            }
+        }
+    }
+    // They are believed: a span that says it has nothing is not looked at.
+    let mut logits = vec![0.0; 2 * LOGITS_SPAN];
+    (logits[5], logits[LOGITS_SPAN + 5]) = (2.0, 1.0);
+    let mut greedy = Sampler::new(neutral(json!({"temperature": 0.0})), 0, 0);
+    assert_eq!(greedy.sample_peaked(&logits, Some(&[N, 1.0]), &[], None).unwrap().id, LOGITS_SPAN as u32 + 5);
 }
