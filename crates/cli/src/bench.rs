@@ -84,7 +84,8 @@ pub fn bench(flags: &Bench) -> Result<()> {
     let peak_memory_bytes = sys::peak_memory_bytes();
     drop(engine);
     let threads = flags.device.threads.map_or_else(ingle_cpu::physical_cores, usize::from);
-    let limits = limits::measure(threads);
+    let step_bytes = works.iter().map(|work| work.step_bytes).fold(0.0, f64::max);
+    let limits = limits::measure(threads, step_bytes as usize);
     let by_op = flags.ops.then(|| ByOp { times, f32_tflops: limits::f32_rate(threads) / 1e12 });
 
     let outcomes: Vec<Outcome> = tests

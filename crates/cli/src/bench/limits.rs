@@ -6,11 +6,14 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Bytes read, past any cache.
-const BUFFER_BYTES: usize = 1 << 30;
+/// Most bytes that are read in turn: past any cache.
+const BUFFER_BYTES_MAX: usize = 1 << 30;
 
-/// Passes over the buffer; the best counts.
-const PASSES: usize = 4;
+/// Bytes that are read between two looks at the clock, so that the start of threads does not count.
+const PASS_BYTES: usize = 1 << 28;
+
+/// Times that so much is read; the best counts.
+const PASSES: usize = 6;
 
 /// How long each thread multiplies.
 const PRODUCTS_TIME: Duration = Duration::from_millis(150);
@@ -18,16 +21,24 @@ const PRODUCTS_TIME: Duration = Duration::from_millis(150);
 /// Rates of this machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
-    /// Sequential reads from memory, 10^9 bytes a second, all threads together.
+    /// Sequential reads of the same `read_bytes` again and again, 10^9 bytes a second, all threads together.
     pub read_gb_per_second: f64,
+    /// As many bytes as a step of the tests reads, at most 1 GiB: what of them stays in cache stays there for both.
+    pub read_bytes: usize,
     /// int8 multiplications and additions, 10^12 a second, all threads together, by the widest vector instruction that
     /// ingle's kernels use here.
     pub int8_tops: f64,
 }
 
-/// Measures both with `threads` threads; takes about a second and 1 GiB for that time.
-pub fn measure(threads: usize) -> Limits {
-    Limits { read_gb_per_second: read_rate(threads) / 1e9, int8_tops: product_rate(threads, products) / 1e12 }
+/// Measures both with `threads` threads, reads with as much memory as a step reads (`step_bytes`). Takes less than a
+/// second, and that memory for the time.
+pub fn measure(threads: usize, step_bytes: usize) -> Limits {
+    let read_bytes = step_bytes.clamp(1 << 20, BUFFER_BYTES_MAX);
+    Limits {
+        read_gb_per_second: read_rate(threads, read_bytes) / 1e9,
+        read_bytes,
+        int8_tops: product_rate(threads, products) / 1e12,
+    }
 }
 
 /// f32 multiplications and additions a second, fused, all threads together.
@@ -36,25 +47,28 @@ pub fn f32_rate(threads: usize) -> f64 {
 }
 
 /// Bytes a second.
-fn read_rate(threads: usize) -> f64 {
+fn read_rate(threads: usize, bytes: usize) -> f64 {
     // Where memory is limited, the largest half, quarter and so on that there is.
     let mut buffer: Vec<u64> = Vec::new();
-    let words = std::iter::successors(Some(BUFFER_BYTES / 8), |words| Some(words / 2))
+    let words = std::iter::successors(Some(bytes / 8), |words| Some(words / 2))
         .find(|&words| buffer.try_reserve_exact(words).is_ok())
         .unwrap_or(0);
     huge_pages(&mut buffer);
     // Written, not zero-filled: untouched pages would all be the same page of zeros.
     buffer.extend((0..words as u64).map(|i| i ^ 0x9e37_79b9));
     let share = buffer.len().div_ceil(threads).max(1);
+    let times = PASS_BYTES.div_ceil(bytes.max(1));
     let best = (0..PASSES)
         .map(|_| {
             together(threads, |thread| {
                 let part = buffer.chunks(share).nth(thread).unwrap_or_default();
-                black_box(sum(part));
+                for _ in 0..times {
+                    black_box(sum(black_box(part)));
+                }
             })
         })
         .fold(f64::INFINITY, f64::min);
-    size_of_val(buffer.as_slice()) as f64 / best
+    (size_of_val(buffer.as_slice()) * times) as f64 / best
 }
 
 /// Runs `f` on so many threads at once; seconds from the common start to the end of the last.
@@ -303,6 +317,15 @@ mod tests {
         if is_x86_feature_detected!("avx2") {
             // SAFETY: the processor has the feature.
             assert_eq!(unsafe { x86::sum_avx2(&words) }, sum_plain(&words));
+        }
+    }
+
+    #[test]
+    fn reads_are_of_as_many_bytes_as_a_step_reads() {
+        for (asked, read) in [(0, 1 << 20), (3 << 20, 3 << 20)] {
+            let limits = measure(1, asked);
+            assert_eq!(limits.read_bytes, read);
+            assert!((0.01..10_000.0).contains(&limits.read_gb_per_second), "{limits:?}");
         }
     }
 

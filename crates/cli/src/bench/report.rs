@@ -103,13 +103,14 @@ impl Shares {
 pub fn print_table(machine: &Machine, outcomes: &[Outcome], by_op: Option<&ByOp>) -> Result<()> {
     let paint = Paint::stdout();
     let mut out = stdout().lock();
-    let Limits { read_gb_per_second, int8_tops } = machine.limits;
+    let Limits { read_gb_per_second, read_bytes, int8_tops } = machine.limits;
     let peak = machine.peak_memory_bytes.map_or("unknown".into(), bytes);
     writeln!(out, "{} {} on {}", paint.bold("model"), machine.model, machine.device)?;
     writeln!(out, "load {:.0} ms, peak memory {peak}", machine.load_ms)?;
     writeln!(
         out,
-        "this machine, now: reads {read_gb_per_second:.1} GB/s, int8 {int8_tops:.2} TOPS on vectors\n"
+        "this machine, now: reads {read_gb_per_second:.1} GB/s (the same {:.1} MB each time), int8 {int8_tops:.2} TOPS on vectors\n",
+        read_bytes as f64 / 1e6
     )?;
     let head = format!(
         "{:<14} {:>5} {:>10} {:>22} {:>12} {:>9}  {}",
@@ -189,7 +190,7 @@ fn print_ops(
 
 /// The object that scripts read.
 pub fn print_json(machine: &Machine, outcomes: &[Outcome], by_op: Option<&ByOp>) -> Result<()> {
-    let Limits { read_gb_per_second, int8_tops } = machine.limits;
+    let Limits { read_gb_per_second, int8_tops, .. } = machine.limits;
     let results: Vec<Value> = outcomes
         .iter()
         .enumerate()
@@ -254,8 +255,8 @@ mod tests {
 
     #[test]
     fn an_outcome_is_the_median_and_its_share() {
-        let limits = Limits { read_gb_per_second: 10.0, int8_tops: 2.0 };
-        let work = Work { weight_bytes: 4e9, kv_bytes: 1e9, operations: 1e12 };
+        let limits = Limits { read_gb_per_second: 10.0, read_bytes: 1 << 20, int8_tops: 2.0 };
+        let work = Work { weight_bytes: 4e9, kv_bytes: 1e9, step_bytes: 5e7, operations: 1e12 };
         let samples: Vec<Sample> =
             [1.0, 4.0, 2.0].iter().map(|&seconds| Sample { seconds, tokens: 100 }).collect();
         let decode = Test { kind: Kind::Decode, tokens: 100, depth: 0, batch: 1 };

@@ -60,6 +60,8 @@ pub struct Work {
     pub weight_bytes: f64,
     /// Bytes of keys and values read.
     pub kv_bytes: f64,
+    /// Bytes of weights, keys and values that its last step reads.
+    pub step_bytes: f64,
     /// Multiplications and additions with weights.
     pub operations: f64,
 }
@@ -184,6 +186,7 @@ impl Test {
                     weight_bytes: (steps as u64 * program.weight_bytes()) as f64,
                     kv_bytes: self.batch as f64
                         * chunks.map(|length| kv_bytes(graph, kv, length)).sum::<f64>(),
+                    step_bytes: program.weight_bytes() as f64 + kv_bytes(graph, kv, self.tokens),
                     operations: operations(&program, all, self.batch),
                 })
             }
@@ -191,10 +194,12 @@ impl Test {
                 let program = runner.prepare(Bucket::holding(self.batch, self.batch, self.batch))?;
                 let graph = &runner.model().graph;
                 let lengths = (0..self.tokens).map(|i| self.prompt() + 1 + i);
+                let last = kv_bytes(graph, kv, self.prompt() + self.tokens);
                 Ok(Work {
                     weight_bytes: (self.tokens as u64 * program.weight_bytes()) as f64,
                     kv_bytes: self.batch as f64
                         * lengths.map(|length| kv_bytes(graph, kv, length)).sum::<f64>(),
+                    step_bytes: program.weight_bytes() as f64 + self.batch as f64 * last,
                     operations: operations(&program, self.tokens * self.batch, self.tokens * self.batch),
                 })
             }
