@@ -246,6 +246,7 @@ mod tests {
                 "linear ffn_gate+ffn_up Q4_0",
                 "linear output Q8_0",
                 "norm+quantize",
+                "peaks",
                 "quantize",
                 "rope+store",
                 "take rows"

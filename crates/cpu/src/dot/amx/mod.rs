@@ -10,8 +10,8 @@
 //! - [`scaled`]: units of 256 columns with sub-scales, as int8: code times sub-scale is cut into two digits of radix 64,
 //!   so that nothing has to be scaled inside a unit.
 //!
-//! A step with tiles in flight leaves one of the two ports for 512-bit multiplications idle (measured), so the float
-//! operations per element are what bounds `plain`.
+//! With tiles in flight one of the two ports for 512-bit multiplications is idle (measured), but in both kinds it is loads
+//! and stores that decide: see docs/performance.md.
 
 mod plain;
 mod scaled;
