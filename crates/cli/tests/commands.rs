@@ -341,7 +341,7 @@ fn inspect_answers_before_loading() {
     };
     assert_eq!(memory["weights_bytes"], tensors.iter().map(packed).sum::<u64>());
     assert_eq!(memory["mapped_bytes"], 512 * 64 / 32 * 34);
-    assert_eq!((&plan["contract"], &plan["model"]["family"]), (&Value::from(2), &Value::from("llama")));
+    assert_eq!((&plan["contract"], &plan["model"]["family"]), (&Value::from(3), &Value::from("llama")));
     assert_eq!(plan["metadata"]["llama.block_count"], 3);
     assert_eq!(plan["metadata"]["tokenizer.ggml.tokens"]["length"], 512);
 
