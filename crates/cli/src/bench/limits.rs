@@ -71,23 +71,29 @@ fn read_rate(threads: usize, bytes: usize) -> f64 {
     (size_of_val(buffer.as_slice()) * times) as f64 / best
 }
 
-/// Runs `f` on so many threads at once; seconds from the common start to the end of the last.
+/// Runs `f` on so many threads at once; seconds from the first start to the last end, which the threads themselves take:
+/// who only waits for them may be woken when they are done.
 fn together(threads: usize, f: impl Fn(usize) + Sync) -> f64 {
-    let start_line = Barrier::new(threads + 1);
-    thread::scope(|scope| {
-        for thread in 0..threads {
+    let start_line = Barrier::new(threads);
+    let spans: Vec<(Instant, Instant)> = thread::scope(|scope| {
+        let run = |thread| {
             let (f, start_line) = (&f, &start_line);
             scope.spawn(move || {
                 start_line.wait();
+                let start = Instant::now();
                 f(thread);
-                start_line.wait();
-            });
-        }
-        start_line.wait();
-        let start = Instant::now();
-        start_line.wait();
-        start.elapsed().as_secs_f64()
-    })
+                (start, Instant::now())
+            })
+        };
+        let running: Vec<_> = (0..threads).map(run).collect();
+        running
+            .into_iter()
+            .map(|thread| thread.join().expect("a thread that measures does not panic"))
+            .collect()
+    });
+    let start = spans.iter().map(|span| span.0).min();
+    let end = spans.iter().map(|span| span.1).max();
+    end.zip(start).map_or(f64::INFINITY, |(end, start)| (end - start).as_secs_f64())
 }
 
 fn huge_pages(buffer: &mut Vec<u64>) {
