@@ -120,8 +120,31 @@ impl std::fmt::Debug for Aligned {
     }
 }
 
-#[repr(align(64))]
-struct Line;
+/// A cache line of [`Lines`], and what an empty [`Aligned`] points at.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; ALIGN]);
+
+/// A worker's scratch: bytes aligned to [`ALIGN`], as many as the largest use so far asked for. What they hold stays when
+/// they grow, at another address.
+#[derive(Default)]
+pub struct Lines(Vec<Line>);
+
+impl Lines {
+    /// Makes room, so that [`Lines::bytes`] takes no memory for at most so many.
+    pub fn reserve(&mut self, bytes: usize) {
+        let lines = bytes.div_ceil(ALIGN);
+        if lines > self.0.len() {
+            self.0.resize(lines, Line([0; ALIGN]));
+        }
+    }
+
+    /// At least `bytes` bytes.
+    pub fn bytes(&mut self, bytes: usize) -> *mut u8 {
+        self.reserve(bytes);
+        self.0.as_mut_ptr().cast()
+    }
+}
 
 impl Drop for Aligned {
     fn drop(&mut self) {

@@ -371,15 +371,15 @@ unsafe fn accumulate<S: Engine, F: Format, const V: usize, const D: usize>(
             }
             acc[r] = S::fma(s, S::from_int(ints[r * D + D - 1]), acc[r]);
         }
-        if F::SPEC.min != Min::None {
+        if F::SPEC.min == Min::Add {
+            let min = S::from_f16(scales.add(2 * TILE));
+            for v in 0..V {
+                acc[v / D] = S::fma(min, sums[v], acc[v / D]);
+            }
+        }
+        if F::SPEC.min == Min::Subtract {
             let min = S::from_f16(scales.add(2 * TILE));
             for r in 0..V / D {
-                if F::SPEC.min == Min::Add {
-                    for digit in 0..D {
-                        acc[r] = S::fma(min, sums[r * D + digit], acc[r]);
-                    }
-                    continue;
-                }
                 let t = S::mul(min, S::splat(digit_scales.add(r)));
                 if D == 2 {
                     acc[r] = S::fnma(S::times_128(t), sums[r * D], acc[r]);

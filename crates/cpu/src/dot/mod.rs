@@ -35,7 +35,7 @@ use std::ops::Range;
 use ingle_graph::quantize::Layout;
 use ingle_tensor::DType;
 
-use crate::memory::{Part, Slab};
+use crate::memory::{Lines, Part, Slab};
 use crate::simd::Isa;
 use crate::threads::Team;
 
@@ -151,14 +151,10 @@ impl Tail<'_> {
 /// A worker's private memory for products; grows to the largest one asked for.
 #[derive(Default)]
 pub struct Scratch {
-    lines: Vec<Line>,
+    lines: Lines,
     /// What its first part holds, while activations that may be kept do not change.
     arranged: Option<Arranged>,
 }
-
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
 
 /// Which activations were arranged, and how.
 #[derive(Clone, PartialEq, Debug)]
@@ -176,21 +172,12 @@ unsafe impl Send for Arranged {}
 impl Scratch {
     /// Makes room, so that no later product of at most this size allocates.
     pub fn reserve(&mut self, bytes: usize) {
-        let lines = bytes.div_ceil(size_of::<Line>());
-        if lines > self.lines.len() {
-            self.lines.resize(lines, Line([0; 64]));
-        }
+        self.lines.reserve(bytes);
     }
 
     /// Activations that were promised to stay ([`Activations::kept`]) may change from here on.
     pub fn forget(&mut self) {
         self.arranged = None;
-    }
-
-    /// `bytes` bytes, aligned to 64.
-    fn bytes(&mut self, bytes: usize) -> *mut u8 {
-        self.reserve(bytes);
-        self.lines.as_mut_ptr().cast()
     }
 
     /// Whether `rows` of `x` have to be arranged for this format and path; from here on they are.
@@ -430,7 +417,7 @@ impl Packed {
             return unsafe { amx::product(self, &plan, x, x_rows, tiles, out, tail, scratch) };
         }
         let at_once = self.panel_rows(isa, digits);
-        let bytes = scratch.bytes(self.block_bytes(digits, x_rows.len().min(at_once)));
+        let bytes = scratch.lines.bytes(self.block_bytes(digits, x_rows.len().min(at_once)));
         let write_panel = dispatch::panel_writer(self.spec.dtype);
         let mut row = x_rows.start;
         while row < x_rows.end {

@@ -18,6 +18,7 @@ use ingle_graph::program::first_visible;
 use ingle_graph::{ATTENTION_CHUNK, AttentionSpec, Inputs, KvType, PAGE};
 
 use super::kv::{F16, F32, Pages, Plain};
+use crate::memory::Lines;
 use crate::simd::{Isa, Kernel, MAX_LANES, Vector};
 use products::{Ahead, COLUMNS, Scores, TILE, VALUE_STEPS, Values, score_steps};
 pub use softmax::Merge;
@@ -56,25 +57,16 @@ pub fn partial_len(head_dim: usize) -> usize {
 /// A worker's memory for one block.
 #[derive(Default)]
 pub struct Scratch {
-    lines: Vec<Line>,
+    lines: Lines,
     /// For each query, the positions of a chunk it may look at, relative to the chunk.
     keys: Vec<Range<usize>>,
-}
-
-/// A whole vector, so that memory made of it is aligned for one.
-#[derive(Clone, Copy, Default)]
-#[repr(align(64))]
-struct Line {
-    _lanes: [f32; MAX_LANES],
 }
 
 impl Scratch {
     /// Makes room for blocks of `queries` queries.
     pub fn reserve(&mut self, queries: usize, head_dim: usize) {
         let (_, floats) = Memory::new(std::ptr::null_mut(), queries, head_dim);
-        if self.lines.len() < floats / MAX_LANES {
-            self.lines.resize(floats / MAX_LANES, Line::default());
-        }
+        self.lines.reserve(floats * size_of::<f32>());
         if self.keys.len() < queries {
             self.keys.resize(queries, 0..0);
         }
@@ -206,7 +198,7 @@ impl Block<'_> {
         let (head_dim, padded) = (self.spec.head_dim, padded(self.spec.head_dim));
         let queries = self.queries();
         scratch.reserve(queries, head_dim);
-        let (memory, _) = Memory::new(scratch.lines.as_mut_ptr().cast(), queries, head_dim);
+        let (memory, _) = Memory::new(scratch.lines.bytes(0).cast(), queries, head_dim);
         let keys = &mut scratch.keys[..queries];
         // SAFETY: `reserve` made room for all parts; q holds the rows and heads of the block, the sink too.
         unsafe {

@@ -71,8 +71,15 @@ type Write = unsafe fn(&Packed, &Activations<'_>, Range<usize>, *mut u8);
 /// Multiplies one segment with blocks.
 type Multiply = unsafe fn(&Segment, &Blocks);
 
-/// Expands units of a tile of weights: from codes and scale records on, so many, to here, so many bytes apart.
-type Expand = unsafe fn(*const u8, *const u8, usize, *mut u8, usize);
+/// Expands units of a tile of weights, to here, so many bytes apart.
+type Expand = unsafe fn(Records, *mut u8, usize);
+
+/// Packed units of a tile of weights: what of codes and of scales follows these addresses.
+pub(super) struct Records {
+    codes: *const u8,
+    scales: *const u8,
+    count: usize,
+}
 
 /// Blocks of activations, as a segment meets them.
 pub(super) struct Blocks {
@@ -170,7 +177,7 @@ pub(super) unsafe fn product(
     let at_once = rows_at_once(packed, plan, x_rows.len());
     let places = Places::of(plan, units, at_once / plan.block);
     let residues = residues_of(plan, units);
-    let panel = scratch.bytes(places.bytes);
+    let panel = scratch.lines.bytes(places.bytes);
     // SAFETY: scratch has room for all places; see the contracts of the functions called.
     unsafe {
         let (weights, results) = (panel.add(places.weights), panel.add(places.results));
@@ -204,7 +211,7 @@ pub(super) unsafe fn product(
                         let codes = packed.tile_codes(tile).add(unit * packed.spec.code_bytes());
                         let scales = packed.tile_scales(tile).add(unit * packed.spec.scale_bytes());
                         let to = weights.add(i * plan.w_bytes);
-                        (plan.expand)(codes, scales, here, to, plan.tiles * plan.w_bytes);
+                        (plan.expand)(Records { codes, scales, count: here }, to, plan.tiles * plan.w_bytes);
                     }
                     let x = panel.add(unit * plan.x_bytes);
                     let stride = units * plan.x_bytes;

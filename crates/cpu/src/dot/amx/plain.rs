@@ -19,7 +19,7 @@ use super::super::kernel::read_scale;
 use super::super::pack::{RESIDUES, units_of};
 use super::super::spec::{self, Format, Min, Spec, TILE};
 use super::super::{Activations, Packed};
-use super::{BLOCK, Blocks, Expand, Multiply, Plan, Segment, TILE_BYTES, Write, add_totals};
+use super::{BLOCK, Blocks, Expand, Multiply, Plan, Records, Segment, TILE_BYTES, Write, add_totals};
 use ingle_tensor::DType;
 
 /// Tiles of weights that meet each tile of activations.
@@ -118,19 +118,14 @@ const PAIRED: [i64; 2] = [0x0705_0604_0301_0200, 0x0F0D_0E0C_0B09_0A08];
 /// Expands units of a tile of weights.
 ///
 /// # Safety
-/// AVX-512 is present; `units` records follow `codes` and `scales`; `to` has room for them, `stride` bytes apart.
+/// AVX-512 is present; the records are the format's; `to` has room for their units, `stride` bytes apart.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,avx2,fma")]
-unsafe fn expand<F: Format>(
-    mut codes: *const u8,
-    mut scales: *const u8,
-    units: usize,
-    mut to: *mut u8,
-    stride: usize,
-) {
+unsafe fn expand<F: Format>(from: Records, mut to: *mut u8, stride: usize) {
+    let Records { mut codes, mut scales, count } = from;
     // SAFETY: offsets are inside one record of each layout; the engine's instruction set is enabled here.
     unsafe {
         let table = _mm512_loadu_si512(const { &weights(&F::SPEC) }.as_ptr().cast());
-        for _ in 0..units {
+        for _ in 0..count {
             macro_rules! word {
                 ($($g:literal)*) => {$(
                     let code = Avx512::codes(F::SPEC.bits, $g, codes);
@@ -330,9 +325,8 @@ struct Stream<'a, const MIN: bool> {
     /// The unit's tile in the block whose turn it is, and the unit's weights.
     x: *const u8,
     w: *const u8,
-    /// The block's place in its group, and blocks of the group.
+    /// The block's place in its group.
     block: usize,
-    group: usize,
     /// Units of the segment from this one on, blocks from this group on.
     units: usize,
     left: usize,
@@ -349,7 +343,6 @@ impl<'a, const MIN: bool> Stream<'a, MIN> {
             x: blocks.x,
             w: segment.weights,
             block: 0,
-            group: GROUP.min(blocks.count),
             units,
             left: if units == 0 { 0 } else { blocks.count },
             odd: false,
@@ -481,18 +474,18 @@ impl<'a, const MIN: bool> Stream<'a, MIN> {
         }
         self.x = self.x.wrapping_add(self.blocks.stride);
         self.block += 1;
-        if self.block == self.group {
+        let group = GROUP.min(self.left);
+        if self.block == group {
             let bytes = const { unit_bytes(MIN) };
-            self.x = self.x.wrapping_sub(self.group * self.blocks.stride).wrapping_add(bytes);
+            self.x = self.x.wrapping_sub(group * self.blocks.stride).wrapping_add(bytes);
             self.w = self.w.wrapping_add(TILES * bytes);
             self.block = 0;
             self.units -= 1;
             if self.units == 0 {
                 self.units = self.segment.counts.iter().sum();
-                self.x = self.x.wrapping_add(self.group * self.blocks.stride - self.units * bytes);
+                self.x = self.x.wrapping_add(group * self.blocks.stride - self.units * bytes);
                 self.w = self.segment.weights;
-                self.left -= self.group;
-                self.group = GROUP.min(self.left);
+                self.left -= group;
             }
         }
     }

@@ -10,7 +10,7 @@ use super::super::kernel::read_codes;
 use super::super::pack::{RESIDUES, units_of};
 use super::super::spec::{self, Format, Min, Spec, TILE};
 use super::super::{Activations, Packed};
-use super::{BLOCK, Blocks, Expand, Plan, Segment, TILE_BYTES, add_totals};
+use super::{BLOCK, Blocks, Expand, Plan, Records, Segment, TILE_BYTES, add_totals};
 use ingle_graph::quantize::SUM;
 use ingle_tensor::DType;
 
@@ -116,19 +116,14 @@ fn split_sums(sums: __m256i) -> __m256i {
 /// Expands units of a tile of weights.
 ///
 /// # Safety
-/// AVX-512 is present; `units` records follow `codes` and `scales`; `to` has room for them, `stride` bytes apart.
+/// AVX-512 is present; the records are the format's; `to` has room for their units, `stride` bytes apart.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,avx2,fma")]
-unsafe fn expand<F: Format>(
-    mut codes: *const u8,
-    mut scales: *const u8,
-    units: usize,
-    mut to: *mut u8,
-    stride: usize,
-) {
+unsafe fn expand<F: Format>(from: Records, mut to: *mut u8, stride: usize) {
+    let Records { mut codes, mut scales, count } = from;
     let spec = &const { F::SPEC };
     // SAFETY: offsets are inside one record of each layout; the engine's instruction set is enabled here.
     unsafe {
-        for _ in 0..units {
+        for _ in 0..count {
             let sub_scales = scales.add(spec.sub_scale_at());
             for group in 0..8 {
                 let codes = codes.add(group * spec.group_bytes());

@@ -11,6 +11,7 @@
 use std::ops::Range;
 
 use super::{ACCUMULATORS, BF16, F16, F32, Float, FloatProduct, Read};
+use crate::memory::Lines;
 use crate::simd::{Isa, Kernel, MAX_LANES, Vector};
 
 /// Rows from which rearranging the weights pays.
@@ -71,14 +72,10 @@ pub fn rows_at_once(cols: usize, rows: usize) -> usize {
 /// A worker's private memory for products of many rows.
 #[derive(Default)]
 pub struct Scratch {
-    lines: Vec<Line>,
+    lines: Lines,
     /// What its last part holds.
     arranged: Option<(*const f32, Range<usize>, usize, Isa)>,
 }
-
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([f32; 16]);
 
 // SAFETY: the address is compared, never read.
 unsafe impl Send for Scratch {}
@@ -102,11 +99,7 @@ pub fn scratch_bytes(cols: usize, rows: usize) -> usize {
 impl Scratch {
     /// Makes room, so that no product that needs at most so many bytes allocates.
     pub fn reserve(&mut self, bytes: usize) {
-        let lines = bytes.div_ceil(size_of::<Line>());
-        if lines > self.lines.len() {
-            self.lines.resize(lines, Line([0.0; 16]));
-            self.forget();
-        }
+        self.lines.reserve(bytes);
     }
 
     /// Activations may have changed since the last product.
@@ -116,11 +109,11 @@ impl Scratch {
 
     /// Runs a product. Activations at one address are taken to be the same until [`Scratch::forget`].
     pub fn run(&mut self, isa: Isa, product: FloatProduct<'_>) {
-        self.reserve(scratch_bytes(product.cols, product.rows.len()));
+        let memory = self.lines.bytes(scratch_bytes(product.cols, product.rows.len())).cast();
         let wanted = Some((product.x, product.rows.clone(), product.cols, isa));
         let arranges = self.arranged != wanted;
         self.arranged = wanted;
-        isa.run(Panels { product, arranges, memory: self.lines.as_mut_ptr().cast() });
+        isa.run(Panels { product, arranges, memory });
     }
 }
 
