@@ -7,7 +7,7 @@ use std::fmt;
 use std::io::{Write, stderr};
 
 use ingle_cpu::{Cpu, CpuOptions, Isa};
-use ingle_graph::Backend;
+use ingle_graph::{Backend, FloatArithmetic, Numerics};
 
 /// A path of a device that the suite asks for.
 #[derive(Clone, Copy)]
@@ -23,6 +23,11 @@ impl fmt::Display for Device {
 }
 
 impl Device {
+    /// Whether this path runs attention in this arithmetic.
+    pub fn runs(&self, float: FloatArithmetic) -> bool {
+        float == FloatArithmetic::F32x32 || float == self.isa.float(Numerics::Fast)
+    }
+
     /// An empty backend on this path; `None` where the machine lacks it.
     pub fn open(&self) -> Option<Box<dyn Backend>> {
         self.isa.available().then(|| cpu(self.threads, Some(self.isa)))

@@ -45,6 +45,7 @@ pub fn bench(flags: &Bench) -> Result<()> {
     }
     let options = PlanOptions {
         numerics: flags.numerics,
+        float: session::float(flags.numerics),
         kv: flags.kv,
         activations: flags.activations,
         ..PlanOptions::default()

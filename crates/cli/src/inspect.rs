@@ -7,7 +7,9 @@ use ingle_cpu::planned_bytes;
 use ingle_engine::runner::{kv_group_bytes, kv_plan};
 use ingle_engine::step::EngineOptions;
 use ingle_graph::op::{Weight, WeightUse};
-use ingle_graph::{Bucket, CONTRACT_VERSION, KvGroup, KvPlan, PlanKey, PlanOptions, Program, dump, passes};
+use ingle_graph::{
+    Bucket, CONTRACT_VERSION, FloatArithmetic, KvGroup, KvPlan, PlanKey, PlanOptions, Program, dump, passes,
+};
 use ingle_models::Model;
 use ingle_tensor::gguf::Value as GgufValue;
 use ingle_tensor::{Checkpoint, Source};
@@ -180,7 +182,7 @@ fn arithmetic(weight: &Weight, options: &PlanOptions) -> String {
         (WeightUse::Matrix, Some(unit)) => {
             format!("int, {} activations in units of {unit}", options.activations)
         }
-        (WeightUse::Matrix, None) => options.float.to_string(),
+        (WeightUse::Matrix, None) => FloatArithmetic::F32x32.to_string(),
     }
 }
 
@@ -238,6 +240,7 @@ fn print(checkpoint: &Checkpoint, plan: std::result::Result<&Plan, &Error>) -> R
         let size = thousands(bytes);
         writeln!(out, "  {:<28} {count:>4} x {dtype:<8} {size:>14} bytes  {arithmetic}", plain(&kind))?;
     }
+    writeln!(out, "  attention runs {}", plan.options.float)?;
     let (kv, m) = (&plan.kv, &plan.memory);
     writeln!(
         out,
@@ -329,6 +332,7 @@ fn json(checkpoint: &Checkpoint, plan: std::result::Result<&Plan, &Error>, with_
                 )
                 .collect();
             put("numerics", plan.options.numerics.to_string().into());
+            put("attention", plan.options.float.to_string().into());
             put("arithmetic", kinds.into());
             put(
                 "memory",

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-use ingle_cpu::{Cpu, CpuOptions};
+use ingle_cpu::{Cpu, CpuOptions, Isa};
 use ingle_engine::handle::{Handle, Language, Reply};
 use ingle_engine::runner::{Runner, kv_bytes, kv_plan};
 use ingle_engine::step::{Engine, EngineOptions};
-use ingle_graph::{Backend, Bucket, Numerics, PlanOptions};
+use ingle_graph::{Backend, Bucket, FloatArithmetic, Numerics, PlanOptions};
 use ingle_models::Model;
 use ingle_tensor::Checkpoint;
 
@@ -65,10 +65,16 @@ pub fn cpu(flags: &DeviceFlags) -> ingle_graph::Result<Box<dyn Backend>> {
     Ok(Box::new(Cpu::new(&options)?))
 }
 
+/// The float arithmetic that a mode stands for on the host, as [`cpu`] makes it.
+pub fn float(numerics: Numerics) -> FloatArithmetic {
+    Isa::detect().float(numerics)
+}
+
 /// The options of every program.
 pub fn plan_options(flags: &PlanFlags) -> PlanOptions {
     PlanOptions {
         numerics: flags.numerics,
+        float: float(flags.numerics),
         kv: flags.kv,
         activations: flags.activations,
         ..PlanOptions::default()
@@ -84,7 +90,10 @@ pub fn context(model: &Model, asked: Option<usize>) -> usize {
 pub fn arithmetics(model: &Model, options: &PlanOptions) -> String {
     let quantized = model.graph.weights.iter().any(|w| w.unit().is_some());
     let int = quantized.then(|| format!("int ({} activations)", options.activations));
-    int.into_iter().chain([options.float.to_string()]).collect::<Vec<_>>().join(", ")
+    let float = FloatArithmetic::F32x32.to_string();
+    let attention =
+        (options.float != FloatArithmetic::F32x32).then(|| format!("{} (attention)", options.float));
+    int.into_iter().chain([float]).chain(attention).collect::<Vec<_>>().join(", ")
 }
 
 /// A model on a device, with its tokenizer.

@@ -1,7 +1,7 @@
 //! Speed of attention alone, at the shapes of two small models: GFLOP/s (two for each product of a query's or a
 //! weight's element) and the share of the rate of fused multiply-adds measured beside it.
 //!
-//!     cargo bench -p ingle-cpu --bench attention [-- [threads] [part of a name]]
+//!     cargo bench -p ingle-cpu --bench attention [-- [threads] [parts of a name]]
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use std::time::Instant;
 use ingle_cpu::{Cpu, CpuOptions, Isa, Team};
 use ingle_graph::op::AttentionSpec;
 use ingle_graph::{
-    Backend, Bucket, Builder, Graph, Inputs, KvInputs, KvPlan, KvType, PAGE, PlanKey, PlanOptions, passes,
+    Backend, Bucket, Builder, FloatArithmetic, Graph, Inputs, KvInputs, KvPlan, KvType, Numerics, PAGE,
+    PlanKey, PlanOptions, passes,
 };
 use ingle_tensor::{Checkpoint, DType, gguf};
 
@@ -36,11 +37,17 @@ fn main() {
     let fma = Fma(Team::new(cpu.threads()).expect("threads"), cpu.isa());
     println!("{}, {:.0} GFLOP/s of fused multiply-adds", cpu.describe(), fma.rate());
     for (model, heads, kv_heads, head_dim) in SHAPES {
-        for kv in [KvType::F16, KvType::Q8_0] {
+        let arithmetics = [FloatArithmetic::F32x32, cpu.isa().float(Numerics::Fast)];
+        let kinds =
+            [(KvType::F16, arithmetics[0]), (KvType::F16, arithmetics[1]), (KvType::Q8_0, arithmetics[0])];
+        for (i, (kv, float)) in kinds.into_iter().enumerate() {
+            if kinds[..i].contains(&(kv, float)) {
+                continue;
+            }
             for (rows, keys) in
                 [1, 8, 32, 512].into_iter().flat_map(|rows| [128, 512, 2048].map(|keys| (rows, keys)))
             {
-                let name = format!("{model} {kv} rows {rows} keys {keys}");
+                let name = format!("{model} {kv} {float} rows {rows} keys {keys}");
                 if rows > keys || !only.iter().all(|part| name.contains(part.as_str())) {
                     continue;
                 }
@@ -53,7 +60,7 @@ fn main() {
                     window: None,
                     softcap: None,
                 };
-                println!("{}", line(&mut cpu, &fma, &name, &spec, kv, rows, keys));
+                println!("{}", line(&mut cpu, &fma, &name, &spec, (kv, float), rows, keys));
             }
         }
     }
@@ -65,12 +72,12 @@ fn line(
     fma: &Fma,
     name: &str,
     spec: &AttentionSpec,
-    kv: KvType,
+    (kv, float): (KvType, FloatArithmetic),
     rows: usize,
     keys: usize,
 ) -> String {
     let (graph, checkpoint) = model(spec);
-    let options = PlanOptions { kv, ..PlanOptions::default() };
+    let options = PlanOptions { kv, float, ..PlanOptions::default() };
     let plan = KvPlan::uniform(&graph, 1 + keys.div_ceil(PAGE), keys);
     cpu.load(&graph, checkpoint, &options, plan).expect("a small model");
     let mut done = 0;
@@ -99,7 +106,7 @@ fn line(
     }
     measured.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (share, rate) = measured[REPEATS / 2];
-    let mut line = format!("{name:40}");
+    let mut line = format!("{name:46}");
     write!(line, "{rate:8.1} GFLOP/s {:5.1}% of FMA", 100.0 * share).expect("a string");
     line
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use ingle_graph::backend::PathCount;
 use ingle_graph::op::{Elem, WeightId};
 use ingle_graph::{
-    Activations, Backend, Error, Graph, Inputs, KvPlan, KvType, Op, PlanOptions, Prepared, Profile, Program,
-    Result, Rows, Step, StepTime,
+    Activations, Backend, Error, FloatArithmetic, Graph, Inputs, KvPlan, KvType, Op, PlanOptions, Prepared,
+    Profile, Program, Result, Rows, Step, StepTime,
 };
 use ingle_tensor::Checkpoint;
 
@@ -150,7 +150,7 @@ fn reserve(bytes: usize) -> Result<Aligned> {
 }
 
 /// Name of the path a step takes.
-fn path_name(step: &Step, weights: &Weights, isa: Isa) -> String {
+fn path_name(step: &Step, weights: &Weights, isa: Isa, float: FloatArithmetic) -> String {
     let packed = |weight: WeightId| weights.packed(weight).is_some();
     match &step.op {
         Op::Linear { parts, .. } if parts.iter().all(|part| packed(part.weight)) => {
@@ -161,6 +161,7 @@ fn path_name(step: &Step, weights: &Weights, isa: Isa) -> String {
         }
         Op::Linear { .. } if step.inputs.iter().any(|x| x.ty().elem != Elem::F32) => "linear.int.view".into(),
         Op::Linear { .. } => format!("linear.f32x32.{isa}"),
+        Op::Attention { .. } if float == FloatArithmetic::Amx3 => format!("attention.{float}"),
         op => format!("{}.{isa}", op.name()),
     }
 }
@@ -210,6 +211,12 @@ impl Backend for Cpu {
             let (program, loaded) = (options.activations, model.activations);
             return Err(device(format!("a program for {program} activations, loaded for {loaded}")));
         }
+        if options.float == FloatArithmetic::Amx3 && self.isa < Isa::Amx {
+            return Err(device(format!(
+                "a program in {}, which needs matrix tiles: this is {}",
+                options.float, self.isa
+            )));
+        }
         if !model.weights.serve(&program.weights)
             || program.ropes.len() != model.ropes.len()
             || program.kv_groups.len() != model.kv.pages.len()
@@ -222,10 +229,10 @@ impl Backend for Cpu {
         }
         let (mut tasks, mut paths, mut needs) = (Vec::new(), Vec::new(), Needs::default());
         for step in program.steps() {
-            let task = Task::new(step, &bucket).map_err(device)?;
+            let task = Task::new(step, &bucket, options.float).map_err(device)?;
             needs = needs.and(task.needs(&model.weights, &bucket, model.kv.context, self.team.size()));
             tasks.push(task);
-            paths.push(path_name(step, &model.weights, self.isa));
+            paths.push(path_name(step, &model.weights, self.isa, options.float));
         }
         let outputs = program.outputs.iter().map(|o| reserve(o.ty.bytes(room(o.ty.rows, &bucket))));
         let outputs = outputs.collect::<Result<_>>()?;

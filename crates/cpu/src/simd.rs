@@ -8,13 +8,14 @@ use std::fmt;
 use std::sync::OnceLock;
 
 use ingle_graph::math::Lanes;
+use ingle_graph::options::{FloatArithmetic, Numerics};
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(crate) mod avx512;
 
 /// An instruction set a kernel can be run with, from the plainest to the widest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord, Hash)]
@@ -62,6 +63,14 @@ impl Isa {
     #[inline]
     pub fn available(self) -> bool {
         self <= Self::detect()
+    }
+
+    /// The float arithmetic that a mode stands for with this instruction set.
+    pub fn float(self, numerics: Numerics) -> FloatArithmetic {
+        match numerics {
+            Numerics::Fast if self >= Isa::Amx => FloatArithmetic::Amx3,
+            Numerics::Fast | Numerics::Exact => FloatArithmetic::F32x32,
+        }
     }
 
     /// Name for people and path counters.

@@ -13,7 +13,8 @@ use ingle_graph::op::{Emit, RopeId, UNITS};
 use ingle_graph::quantize::Layout;
 use ingle_graph::reference::IntRow;
 use ingle_graph::{
-    ATTENTION_CHUNK, Activation, AttentionSpec, Bucket, Inputs, LinearPart, Op, Rows, Slot, Step, WeightId,
+    ATTENTION_CHUNK, Activation, AttentionSpec, Bucket, FloatArithmetic, Inputs, LinearPart, Op, Rows, Slot,
+    Step, WeightId,
 };
 use ingle_tensor::quant;
 
@@ -206,7 +207,7 @@ enum Work {
     Glu { act: Activation, gate: Value, up: Value, emit: Emission },
     Rope { rope: RopeId, head_dim: usize, x: Value, y: Value },
     Store { layer: usize, k: Value, v: Value, rotate: Option<(RopeId, Value, Value)> },
-    Attention { spec: AttentionSpec, q: Value, emit: Emission },
+    Attention { spec: AttentionSpec, float: FloatArithmetic, q: Value, emit: Emission },
     TakeRows { x: Value, y: Value },
 }
 
@@ -221,7 +222,8 @@ pub struct Needs {
     product: usize,
     /// Bytes of a worker's scratch for products of floats.
     floats: usize,
-    /// Queries and head size of a worker's attention scratch.
+    /// Arithmetic, queries and head size of a worker's attention scratch.
+    float: FloatArithmetic,
     queries: usize,
     head_dim: usize,
     /// Bytes of [`Spare::rows`].
@@ -238,6 +240,7 @@ impl Needs {
             integers: self.integers.max(other.integers),
             product: self.product.max(other.product),
             floats: self.floats.max(other.floats),
+            float: self.float.max(other.float),
             queries: self.queries.max(other.queries),
             head_dim: self.head_dim.max(other.head_dim),
             spare_rows: self.spare_rows.max(other.spare_rows),
@@ -255,13 +258,13 @@ impl Scratch {
         self.integers.reserve(needs.integers);
         self.product.reserve(needs.product);
         self.floats.reserve(needs.floats);
-        self.attention.reserve(needs.queries, needs.head_dim);
+        self.attention.reserve(needs.float, needs.queries, needs.head_dim);
     }
 }
 
 impl Task {
     /// Resolves a step. An op that needs another device has no task: the error says which.
-    pub fn new(step: &Step, bucket: &Bucket) -> Result<Self, String> {
+    pub fn new(step: &Step, bucket: &Bucket, float: FloatArithmetic) -> Result<Self, String> {
         let inputs: Vec<Value> = step.inputs.iter().map(|slot| Value::new(slot, bucket)).collect();
         let outputs: Vec<Value> = step.outputs.iter().map(|slot| Value::new(slot, bucket)).collect();
         let work = match (&step.op, inputs.as_slice(), outputs.as_slice()) {
@@ -289,7 +292,7 @@ impl Task {
                 Work::Store { layer: *layer, k, v, rotate: Some((*rope, q, y)) }
             }
             (Op::Attention { spec, emit }, &[q], _) => {
-                Work::Attention { spec: spec.clone(), q, emit: Emission::new(emit, &outputs) }
+                Work::Attention { spec: spec.clone(), float, q, emit: Emission::new(emit, &outputs) }
             }
             (Op::TakeRows, &[x], &[y]) => Work::TakeRows { x, y },
             (op, i, o) => {
@@ -331,9 +334,10 @@ impl Task {
                     }
                 }
             }
-            Work::Attention { spec, q, emit } => {
+            Work::Attention { spec, float, q, emit } => {
                 let group = spec.heads / spec.kv_heads;
-                needs.queries = group.max(attention::QUERIES);
+                needs.float = *float;
+                needs.queries = group.max(attention::queries(*float));
                 needs.head_dim = spec.head_dim;
                 if emit.f32.is_none() {
                     needs.spare_rows = 4 * bucket.t * q.cols();
@@ -411,7 +415,9 @@ impl Task {
             Work::Store { layer, k, v, rotate } => {
                 attend::store(frame, worker, scratch, frame.pool.layer(*layer), k, v, rotate.as_ref());
             }
-            Work::Attention { spec, q, emit } => attend::attend(frame, worker, scratch, spec, q, emit),
+            Work::Attention { spec, float, q, emit } => {
+                attend::attend(frame, worker, scratch, spec, *float, q, emit);
+            }
             Work::TakeRows { x, y } => {
                 spread(worker, y.rows(frame), |row| {
                     let wanted = frame.inputs.wanted[row] as usize;

@@ -4,6 +4,7 @@
 //! graph into a [`Program`] for one [`PlanKey`]; a [`Backend`] runs programs. [`mod@reference`] is the scalar interpreter
 //! that defines every op's bits; every other backend is compared with it.
 
+pub mod amx3;
 pub mod backend;
 pub mod builder;
 pub mod dump;
@@ -19,7 +20,7 @@ pub mod verify;
 pub use backend::{Backend, Inputs, KvInputs, KvPlan, Prepared, Profile, StepTime};
 pub use builder::{Builder, Graph};
 pub use op::{Activation, AttentionSpec, LinearPart, Node, Op, RopeSpec, Rows, ValueId, ValueType, WeightId};
-pub use options::{Activations, Bucket, KvType, Numerics, PlanKey, PlanOptions};
+pub use options::{Activations, Bucket, FloatArithmetic, KvType, Numerics, PlanKey, PlanOptions};
 pub use program::{KvGroup, KvLayer, Program, Segment, Slot, Step};
 
 /// The version of the numeric contract (NUMERICS.md). It enters every prefix-cache key: results of different versions

@@ -14,17 +14,13 @@ pub enum Numerics {
 }
 
 /// Named float arithmetic of matmul and attention (NUMERICS.md section 1).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum FloatArithmetic {
     /// 32 interleaved f32 accumulators, FMA in order, tree sum.
     #[default]
     F32x32,
-}
-
-impl fmt::Display for FloatArithmetic {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("f32x32")
-    }
+    /// Attention as bf16 matrix tiles multiply it, its operands split into two terms; other float products as `F32x32`.
+    Amx3,
 }
 
 /// How activations enter a product with quantized weights.
@@ -83,6 +79,7 @@ macro_rules! names {
         }
     };
 }
+names!(FloatArithmetic, "float arithmetic", F32x32 => "f32x32", Amx3 => "amx3");
 names!(Numerics, "numerics mode", Fast => "fast", Exact => "exact");
 names!(Activations, "activation type", Int8 => "int8", Int16 => "int16", F32 => "f32");
 names!(KvType, "KV type", F16 => "f16", BF16 => "bf16", F32 => "f32", Q8_0 => "q8_0");

@@ -1,16 +1,18 @@
 //! The numeric contract in code: a plain scalar interpreter of programs. It is slow and obvious on purpose; every other
 //! backend must give its bits. NUMERICS.md says the same in words.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::{bf16, f16};
 use ingle_tensor::Checkpoint;
 use ingle_tensor::quant::{self, Minimum};
 
+use crate::amx3::{self, STEP, Terms};
 use crate::backend::{Backend, Inputs, KvPlan, PathCount, Prepared, Profile};
 use crate::builder::Graph;
 use crate::op::*;
-use crate::options::{KvType, PlanOptions};
+use crate::options::{FloatArithmetic, KvType, PlanOptions};
 use crate::program::{KvLayer, Program, Slot, Step, first_visible};
 use crate::quantize::{Layout, quantize_row};
 use crate::{ATTENTION_CHUNK, Error, PAGE, Result, math};
@@ -214,12 +216,15 @@ pub fn max(a: f32, b: f32) -> f32 {
 /// Attention of one query head over `key(j)`, `value(j)` for positions `from..=position`.
 pub fn attention<'a>(
     spec: &AttentionSpec,
+    float: FloatArithmetic,
     q: &[f32],
     position: usize,
     key: impl Fn(usize) -> &'a [f32],
     value: impl Fn(usize) -> &'a [f32],
 ) -> Vec<f32> {
     let from = first_visible(spec.window, position);
+    let split = |x: &[f32]| x.iter().map(|&x| Terms::of(x)).collect::<Vec<_>>();
+    let terms = split(q);
     let (mut big_m, mut big_l) = (f32::NEG_INFINITY, 0.0f32);
     let mut big_o = vec![0.0f32; q.len()];
     for chunk in from / ATTENTION_CHUNK..=position / ATTENTION_CHUNK {
@@ -228,21 +233,24 @@ pub fn attention<'a>(
         let scores: Vec<f32> = keys
             .clone()
             .map(|j| {
-                let s = dot(q, key(j)) * spec.scale;
+                let s = match float {
+                    FloatArithmetic::F32x32 => dot(q, key(j)),
+                    FloatArithmetic::Amx3 => amx3::dot(&terms, &split(key(j))),
+                } * spec.scale;
                 spec.softcap.map_or(s, |cap| cap * math::tanh(s / cap))
             })
             .collect();
         let m = scores.iter().fold(f32::NEG_INFINITY, |m, &s| max(m, s));
         let mut sums = [0.0f32; 32];
-        let mut o = vec![0.0f32; q.len()];
-        for (j, s) in keys.zip(scores) {
-            let p = math::exp(s - m);
+        let weights: Vec<f32> = scores.iter().map(|s| math::exp(s - m)).collect();
+        for (j, p) in keys.clone().zip(&weights) {
             sums[(j - first) % 32] += p;
-            for (o, &v) in o.iter_mut().zip(value(j)) {
-                *o = p.mul_add(v, *o);
-            }
         }
         let l = tree(&mut sums);
+        let o = match float {
+            FloatArithmetic::F32x32 => weigh(keys, &weights, q.len(), &value),
+            FloatArithmetic::Amx3 => weigh_amx3(keys, &weights, q.len(), &value),
+        };
         let merged = max(big_m, m);
         let (a, b) = (math::exp(big_m - merged), math::exp(m - merged));
         big_l = l.mul_add(b, big_l * a);
@@ -252,6 +260,48 @@ pub fn attention<'a>(
         big_m = merged;
     }
     big_o.iter().map(|o| o / big_l).collect()
+}
+
+/// Weighted values of some positions of a chunk: one chain of fused multiply-adds for each dim.
+fn weigh<'a>(
+    keys: Range<usize>,
+    weights: &[f32],
+    dims: usize,
+    value: impl Fn(usize) -> &'a [f32],
+) -> Vec<f32> {
+    let mut o = vec![0.0f32; dims];
+    for (j, p) in keys.zip(weights) {
+        for (o, &v) in o.iter_mut().zip(value(j)) {
+            *o = p.mul_add(v, *o);
+        }
+    }
+    o
+}
+
+/// The same in `amx3`. A step is 32 positions from a multiple of 32 on; where there is no weight, both operands are +0.
+/// A sum of -0 becomes +0, so that it does not matter what else a product with zero might have been.
+fn weigh_amx3<'a>(
+    keys: Range<usize>,
+    weights: &[f32],
+    dims: usize,
+    value: impl Fn(usize) -> &'a [f32],
+) -> Vec<f32> {
+    let mut o = vec![0.0f32; dims];
+    for first in (keys.start / STEP * STEP..keys.end).step_by(STEP) {
+        let here = first.max(keys.start)..(first + STEP).min(keys.end);
+        let mut p = [Terms::default(); STEP];
+        for j in here.clone() {
+            p[j - first] = Terms::of(weights[j - keys.start]);
+        }
+        for (d, o) in o.iter_mut().enumerate() {
+            let mut v = [Terms::default(); STEP];
+            for j in here.clone() {
+                v[j - first] = Terms::of(value(j)[d]);
+            }
+            *o = amx3::add_products(*o, &p, &v);
+        }
+    }
+    o.iter().map(|o| o + 0.0).collect()
 }
 
 /// The function of a gated unit.
@@ -420,6 +470,7 @@ impl Interpreter {
                     let at = |j: usize| (page(j) * PAGE + j % PAGE) * cols + kv_head * spec.head_dim;
                     y.extend(attention(
                         spec,
+                        program.key.options.float,
                         q,
                         inputs.positions[row] as usize,
                         |j| &store.keys[at(j)..at(j) + spec.head_dim],

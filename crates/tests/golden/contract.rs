@@ -4,7 +4,7 @@
 use ingle_engine::batch::{self, Part};
 use ingle_engine::runner::Runner;
 use ingle_graph::reference::Interpreter;
-use ingle_graph::{Activations, Inputs, KvType, PlanOptions};
+use ingle_graph::{Activations, Bucket, FloatArithmetic, Inputs, KvType, PlanOptions};
 
 use super::{MODELS, runner, spans};
 use crate::{devices, not_run};
@@ -44,10 +44,11 @@ fn every_path_gives_the_reference_bits() {
             PlanOptions { activations: Activations::Int16, kv: KvType::BF16, ..PlanOptions::default() },
             PlanOptions { activations: Activations::F32, kv: KvType::F32, ..PlanOptions::default() },
             PlanOptions { kv: KvType::Q8_0, ..PlanOptions::default() },
+            PlanOptions { float: FloatArithmetic::Amx3, ..PlanOptions::default() },
         ];
         for options in arms {
             let want = logits(&mut runner(path, Box::new(Interpreter::new()), options.clone(), 2));
-            for device in devices() {
+            for device in devices().into_iter().filter(|device| device.runs(options.float)) {
                 let Some(backend) = device.open() else {
                     absent.push(device.to_string());
                     continue;
@@ -67,4 +68,16 @@ fn every_path_gives_the_reference_bits() {
     println!("{count} whole-model comparisons");
     not_run(&absent);
     assert!(count > 0);
+}
+
+/// No path runs another arithmetic than the one a program names.
+#[test]
+fn a_path_without_tiles_refuses_amx3() {
+    let options = PlanOptions { float: FloatArithmetic::Amx3, ..PlanOptions::default() };
+    for device in devices().into_iter().filter(|device| !device.runs(options.float)) {
+        let Some(backend) = device.open() else { continue };
+        let mut runner = runner(MODELS[0], backend, options.clone(), 1);
+        let error = runner.prepare(Bucket::holding(1, 1, 1)).expect_err("no tiles").to_string();
+        assert!(error.contains("amx3"), "{device}: {error}");
+    }
 }

@@ -4,14 +4,20 @@ use ingle_engine::request::{Event, Request, RequestId};
 use ingle_engine::runner::{Runner, kv_plan};
 use ingle_engine::sampler::{Params, Settings};
 use ingle_engine::step::{Engine, EngineOptions};
-use ingle_graph::{KvPlan, PlanOptions};
+use ingle_graph::{KvPlan, Numerics, PlanOptions};
 use ingle_models::Model;
 use std::sync::Arc;
 
 use super::checkpoint;
 use crate::cpu;
+use ingle_cpu::Isa;
 
 const MODEL: &str = "gguf/llama-s1/model-legacy.gguf";
+
+/// The default mode, as this machine runs it.
+fn options_here() -> PlanOptions {
+    PlanOptions { float: Isa::detect().float(Numerics::Fast), ..PlanOptions::default() }
+}
 
 /// An engine with pools of so many pages, or with room for 16 sequences.
 fn engine_with(threads: usize, pages: Option<usize>, options: EngineOptions) -> Engine {
@@ -22,8 +28,7 @@ fn engine_with(threads: usize, pages: Option<usize>, options: EngineOptions) -> 
         Some(pages) => KvPlan::uniform(&model.graph, pages, 256),
         None => kv_plan(&model.graph, 256, 16, options.chunk),
     };
-    let runner =
-        Runner::new(cpu(threads, None), model, checkpoint, PlanOptions::default(), kv).expect("loads");
+    let runner = Runner::new(cpu(threads, None), model, checkpoint, options_here(), kv).expect("loads");
     Engine::new(runner, key, options)
 }
 

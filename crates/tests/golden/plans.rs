@@ -22,7 +22,7 @@ macro_rules! fields {
     ($($name:ident: $default:expr, $other:expr;)+) => {
         // Destructured in full: a new field does not compile until it has a row here.
         fn exhaustive(options: &PlanOptions) {
-            let PlanOptions { float: FloatArithmetic::F32x32, $($name: _),+ } = options;
+            let PlanOptions { $($name: _),+ } = options;
         }
         const FIELDS: &[Field] = &[$(Field {
             name: stringify!($name),
@@ -32,9 +32,9 @@ macro_rules! fields {
     };
 }
 
-// `float` has one value so far; the pattern above stops compiling when it gets a second.
 fields! {
     numerics: Numerics::Fast, Numerics::Exact;
+    float: FloatArithmetic::F32x32, FloatArithmetic::Amx3;
     activations: Activations::Int8, Activations::Int16;
     kv: KvType::F16, KvType::F32;
     fuse_qkv: true, false;

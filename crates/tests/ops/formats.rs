@@ -6,6 +6,7 @@
 #[path = "../../tensor/src/quant/by_hand.rs"]
 mod by_hand;
 
+use ingle_graph::FloatArithmetic;
 use ingle_graph::op::UNITS;
 use ingle_graph::quantize::{Layout, quantize_row};
 use ingle_graph::reference;
@@ -156,7 +157,7 @@ fn executed(dtype: DType, table: &Table) -> Cell {
 /// activations of quantized types.
 #[test]
 fn formats() {
-    let table = check(|case| matches!(case, Case::Linear { .. }));
+    let table = check(FloatArithmetic::F32x32, |case| matches!(case, Case::Linear { .. }));
     println!(
         "{:8} {:>17} {:>9} {:>11}  {:>9} {:>9} {:>9}  executed",
         "type", "values equal", "source", "bits equal", "rms", "ggml's", "product"

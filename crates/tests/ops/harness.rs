@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use ingle_graph::op::{AttentionSpec, RopeSpec};
 use ingle_graph::{
-    Backend, Bucket, Builder, Graph, Inputs, KvGroup, KvInputs, KvPlan, PAGE, PlanKey, PlanOptions, ValueId,
-    passes,
+    Backend, Bucket, Builder, FloatArithmetic, Graph, Inputs, KvGroup, KvInputs, KvPlan, PAGE, PlanKey,
+    PlanOptions, ValueId, passes,
 };
 use ingle_tensor::{Checkpoint, DType, TensorInfo, gguf, quant};
 
@@ -130,6 +130,12 @@ fn step(parts: &[(usize, usize, usize, usize)], stride: usize) -> Inputs {
 }
 
 impl Rig {
+    /// The same rig with the other attention arithmetic.
+    pub fn in_arithmetic(mut self, float: FloatArithmetic) -> Self {
+        self.options.float = float;
+        self
+    }
+
     /// Makes a case ready; the same case always gives the same rig. Layers with a window keep what it sees, in a ring.
     pub fn new(case: &Case) -> Self {
         Self::keeping(case, false)

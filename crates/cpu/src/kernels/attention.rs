@@ -5,17 +5,19 @@
 //! merge into running totals, or the chunk's partial result stored for a later merge in order ([`Merge`]). Which of the
 //! two, and which rows share a block, cannot change a bit.
 //!
-//! The products run on tiles of queries. Where a block has several, keys and values are widened to f32 page by page,
-//! once for all of them, into memory that stays in the first cache.
+//! The products of `f32x32` run on tiles of queries. Where a block has several, keys and values are widened to f32 page by
+//! page, once for all of them, into memory that stays in the first cache. Those of `amx3` run on matrix tiles ([`tiles`]).
 
 mod products;
 mod softmax;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use ingle_graph::program::first_visible;
-use ingle_graph::{ATTENTION_CHUNK, AttentionSpec, Inputs, KvType, PAGE};
+use ingle_graph::{ATTENTION_CHUNK, AttentionSpec, FloatArithmetic, Inputs, KvType, PAGE};
 
 use super::kv::{F16, F32, Pages, Plain};
 use crate::memory::Lines;
@@ -25,7 +27,13 @@ pub use softmax::Merge;
 use softmax::{Stats, finish, merge, rescale, soften};
 
 /// Queries a block holds, at least: rows are added to it while they fit.
-pub const QUERIES: usize = 64;
+pub fn queries(float: FloatArithmetic) -> usize {
+    match float {
+        FloatArithmetic::F32x32 => 64,
+        // Keys and values are split into terms for each block anew.
+        FloatArithmetic::Amx3 => 128,
+    }
+}
 
 /// Positions of values that are widened at a time.
 const SPAN: usize = 2 * PAGE;
@@ -64,8 +72,8 @@ pub struct Scratch {
 
 impl Scratch {
     /// Makes room for blocks of `queries` queries.
-    pub fn reserve(&mut self, queries: usize, head_dim: usize) {
-        let (_, floats) = Memory::new(std::ptr::null_mut(), queries, head_dim);
+    pub fn reserve(&mut self, float: FloatArithmetic, queries: usize, head_dim: usize) {
+        let (_, floats) = Memory::new(std::ptr::null_mut(), float, queries, head_dim);
         self.lines.reserve(floats * size_of::<f32>());
         if self.keys.len() < queries {
             self.keys.resize(queries, 0..0);
@@ -96,6 +104,8 @@ pub enum Sink {
 pub struct Block<'a> {
     /// Shape and rules.
     pub spec: &'a AttentionSpec,
+    /// Arithmetic of the products.
+    pub float: FloatArithmetic,
     /// The layer's pages.
     pub pages: Pages<'a>,
     /// Positions and page tables.
@@ -114,17 +124,19 @@ pub struct Block<'a> {
 
 /// Pointers into [`Scratch`], each to whole lines.
 struct Memory {
-    /// A page of keys `[head_dim][PAGE]`, or some dims of values `[SPAN][COLUMNS]`.
+    /// A page of keys `[head_dim][PAGE]`, or some dims of values `[SPAN][COLUMNS]`; in `amx3` their terms.
     wide: *mut f32,
-    /// `[queries][padded]`, dims in key order.
+    /// `[queries][padded]`, dims in key order; in `amx3` their terms.
     q: *mut f32,
+    /// In `amx3` tiles of the chunk's sums, else nothing.
+    sums: *mut f32,
     /// `[queries][padded]` of the chunk.
     o: *mut f32,
     /// `[queries][padded]`, running.
     total: *mut f32,
-    /// `[queries][ATTENTION_CHUNK]`: scores, then weights.
+    /// `[queries][ATTENTION_CHUNK]`: scores, then weights; in `amx3` in tiles.
     p: *mut f32,
-    /// `[queries][MAX_STRIDE]`: largest scores of the chunk, lane by lane.
+    /// `[queries][MAX_STRIDE]`: largest scores of the chunk, lane by lane; in `amx3` nothing.
     max: *mut f32,
     /// `[queries]` each, of the chunk and running.
     chunk: Stats,
@@ -136,7 +148,7 @@ struct Memory {
 
 impl Memory {
     /// The parts from `base` on, and how many f32 they take.
-    fn new(base: *mut f32, queries: usize, head_dim: usize) -> (Self, usize) {
+    fn new(base: *mut f32, float: FloatArithmetic, queries: usize, head_dim: usize) -> (Self, usize) {
         let mut floats = 0;
         let mut take = |n: usize| {
             let at = base.wrapping_add(floats);
@@ -144,13 +156,22 @@ impl Memory {
             at
         };
         let padded = padded(head_dim);
+        let (queries, [wide, q, sums, max]) = match float {
+            #[cfg(target_arch = "x86_64")]
+            FloatArithmetic::Amx3 => {
+                let [terms, query, sums] = tiles::lens(head_dim);
+                (tiles::rows(queries), [terms, query, sums, 0])
+            }
+            _ => (queries, [(PAGE * head_dim).max(SPAN * COLUMNS), padded, 0, MAX_STRIDE]),
+        };
         let memory = Self {
-            wide: take((PAGE * head_dim).max(SPAN * COLUMNS)),
-            q: take(queries * padded),
+            wide: take(wide),
+            q: take(queries * q),
+            sums: take(queries * sums),
             o: take(queries * padded),
             total: take(queries * padded),
             p: take(queries * ATTENTION_CHUNK),
-            max: take(queries * MAX_STRIDE),
+            max: take(queries * max),
             chunk: Stats { max: take(queries), sum: take(queries) },
             running: Stats { max: take(queries), sum: take(queries) },
             old: take(queries),
@@ -197,20 +218,30 @@ impl Block<'_> {
     pub fn run(&self, isa: Isa, scratch: &mut Scratch) {
         let (head_dim, padded) = (self.spec.head_dim, padded(self.spec.head_dim));
         let queries = self.queries();
-        scratch.reserve(queries, head_dim);
-        let (memory, _) = Memory::new(scratch.lines.bytes(0).cast(), queries, head_dim);
+        scratch.reserve(self.float, queries, head_dim);
+        let (memory, _) = Memory::new(scratch.lines.bytes(0).cast(), self.float, queries, head_dim);
         let keys = &mut scratch.keys[..queries];
         // SAFETY: `reserve` made room for all parts; q holds the rows and heads of the block, the sink too.
         unsafe {
-            for i in 0..queries {
-                let q = self.q.add(self.offset(i, self.spec.heads * head_dim));
-                for (to, &dim) in self.pages.layout.order.iter().enumerate() {
-                    memory.q.add(i * padded + to).write(q.add(dim as usize).read());
+            let q = |i| self.q.add(self.offset(i, self.spec.heads * head_dim));
+            match self.float {
+                #[cfg(target_arch = "x86_64")]
+                FloatArithmetic::Amx3 => tiles::split_queries(&memory, queries, head_dim, q),
+                _ => {
+                    for i in 0..queries {
+                        for (to, &dim) in self.pages.layout.order.iter().enumerate() {
+                            memory.q.add(i * padded + to).write(q(i).add(dim as usize).read());
+                        }
+                    }
                 }
+            }
+            for i in 0..queries {
                 memory.running.max.add(i).write(f32::NEG_INFINITY);
                 memory.running.sum.add(i).write(0.0);
             }
             memory.total.write_bytes(0, queries * padded);
+            #[cfg(target_arch = "x86_64")]
+            let _tiles = (self.float == FloatArithmetic::Amx3).then(|| tiles::configure(queries));
             for chunk in self.chunks.clone() {
                 let first = chunk * ATTENTION_CHUNK;
                 for (i, keys) in keys.iter_mut().enumerate() {
@@ -258,6 +289,12 @@ impl Chunk<'_> {
         };
         let pages = from / PAGE * PAGE..to.next_multiple_of(PAGE);
         let keys = from..to;
+        #[cfg(target_arch = "x86_64")]
+        if self.block.float == FloatArithmetic::Amx3 {
+            // SAFETY: `Block::run` has configured tiles and split the queries.
+            unsafe { tiles::Walk::new(self, keys).run() };
+            return isa.run(Put { chunk: self });
+        }
         // One tile reads straight from pages of the plain types.
         let kind = self.block.pages.layout.kind;
         match Some(kind).filter(|_| self.keys.len() <= TILE) {

@@ -34,6 +34,8 @@ pub struct PageLayout {
     pub padded_dim: usize,
     /// Dim of each row of keys.
     pub order: Vec<u32>,
+    /// Row of keys of each dim: the inverse of `order`.
+    pub rows: Vec<u32>,
     /// Rows of each accumulator, in the order of `order`.
     pub leaves: [usize; ACCUMULATORS],
     /// Bytes of the keys of one head.
@@ -62,13 +64,17 @@ impl PageLayout {
             bytes.next_multiple_of(ALIGN)
         };
         let leaves = (0..ACCUMULATORS).map(leaf);
-        let order = leaves.flat_map(|i| (i..head_dim).step_by(ACCUMULATORS)).map(|d| d as u32).collect();
+        let order: Vec<u32> =
+            leaves.flat_map(|i| (i..head_dim).step_by(ACCUMULATORS)).map(|d| d as u32).collect();
+        let mut rows = vec![0; head_dim];
+        order.iter().zip(0..).for_each(|(&dim, row)| rows[dim as usize] = row);
         Self {
             kind,
             heads,
             head_dim,
             padded_dim,
             order,
+            rows,
             leaves: std::array::from_fn(|step| (leaf(step)..head_dim).step_by(ACCUMULATORS).len()),
             key_bytes: bytes(head_dim),
             value_bytes: bytes(padded_dim),
@@ -245,7 +251,7 @@ impl Pages<'_> {
 ///
 /// # Safety
 /// Of every method: `block` is the keys or values of one head in a page of this type and layout, and indices are inside.
-trait Element: Copy {
+pub trait Element: Copy {
     /// Dim-row `row` (whose dim is in unit `unit`) of keys `at..at + LANES`.
     unsafe fn keys<V: Vector>(block: *const u8, layout: &PageLayout, row: usize, unit: usize, at: usize)
     -> V;
@@ -269,13 +275,13 @@ pub trait Plain: Copy {
 pub struct F16;
 /// Marks bfloat16 elements.
 #[derive(Clone, Copy)]
-struct BF16;
+pub struct BF16;
 /// Marks f32 elements.
 #[derive(Clone, Copy)]
 pub struct F32;
 /// Marks int8 elements with a scale per [`UNIT`].
 #[derive(Clone, Copy)]
-struct Q8_0;
+pub struct Q8_0;
 
 macro_rules! plain {
     ($ty:ident, $bytes:literal, $load:expr) => {

@@ -45,21 +45,32 @@ fn permitted() -> bool {
 
 /// The tile configuration of one thread, from here until it is dropped.
 ///
-/// All eight tiles have 16 rows of 64 bytes.
+/// Rows have 64 bytes.
 pub struct Tiles(PhantomData<*const ()>);
 
 #[repr(C, align(64))]
 struct Config([u8; 64]);
 
 impl Tiles {
+    /// Eight tiles of 16 rows.
+    ///
     /// # Safety
     /// [`available`] said yes.
     pub unsafe fn configure() -> Tiles {
+        // SAFETY: the caller's.
+        unsafe { Self::with_rows(16) }
+    }
+
+    /// Tiles 0 to 5 of so many rows, 1 to 16, for left sides and sums; 6 and 7 of 16, for right sides.
+    ///
+    /// # Safety
+    /// [`available`] said yes.
+    pub unsafe fn with_rows(rows: usize) -> Tiles {
         let mut config = Config([0; 64]);
         config.0[0] = 1;
         for tile in 0..8 {
             config.0[16 + 2 * tile..][..2].copy_from_slice(&64u16.to_le_bytes());
-            config.0[48 + tile] = 16;
+            config.0[48 + tile] = if tile < 6 { rows as u8 } else { 16 };
         }
         // SAFETY: the instruction reads 64 bytes, all of which are written above, and changes only tiles.
         unsafe {

@@ -16,7 +16,7 @@ const DOWN: i32 = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
 
 /// Sixteen f32.
 #[derive(Clone, Copy)]
-pub struct F32x16(__m512);
+pub struct F32x16(pub(crate) __m512);
 
 #[inline(always)]
 fn bits(x: F32x16) -> __m512i {

@@ -1,7 +1,7 @@
 //! The KV store and attention: which rows and heads make one item.
 
 use ingle_graph::op::RopeId;
-use ingle_graph::{AttentionSpec, PAGE};
+use ingle_graph::{AttentionSpec, FloatArithmetic, PAGE};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
@@ -75,6 +75,7 @@ pub fn attend(
     worker: &mut Worker<'_>,
     scratch: &mut Scratch,
     spec: &AttentionSpec,
+    float: FloatArithmetic,
     q: &Value,
     emit: &Emission,
 ) {
@@ -90,7 +91,7 @@ pub fn attend(
     let group = spec.heads / spec.kv_heads;
     let mut block = |rows: Range<usize>, kv_head, chunks, sink| {
         let q = q.row(frame, 0);
-        let block = Block { spec, pages, inputs: frame.inputs, q, rows, kv_head, chunks, sink };
+        let block = Block { spec, float, pages, inputs: frame.inputs, q, rows, kv_head, chunks, sink };
         block.run(frame.isa, &mut scratch.attention);
     };
     if longest > 1 && rows * spec.kv_heads < few(worker.workers()) {
@@ -120,7 +121,7 @@ pub fn attend(
         });
     } else {
         // Rows of different sequences share nothing: blocks of them would only end less evenly.
-        let height = (attention::QUERIES / group)
+        let height = (attention::queries(float) / group)
             .min(rows * spec.kv_heads / few(worker.workers()))
             .min(rows.div_ceil(frame.inputs.sequence_count().max(1)))
             .max(1);
