@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ingle_engine::step::{Engine, EngineOptions};
-use ingle_graph::{Bucket, PlanOptions};
+use ingle_graph::{Bucket, Graph, PlanOptions};
 use ingle_models::Model;
 use ingle_tensor::Checkpoint;
 
@@ -43,9 +43,9 @@ pub fn bench(flags: &Bench) -> Result<()> {
     if let Some(test) = tests.iter().find(|test| test.context() > made_for) {
         return Err(Error::Refused(test.too_long(made_for)));
     }
-    let options = PlanOptions {
+    let options = |graph: &Graph| PlanOptions {
         numerics: flags.numerics,
-        float: session::float(flags.numerics),
+        float: session::float(flags.numerics, graph),
         kv: flags.kv,
         activations: flags.activations,
         ..PlanOptions::default()

@@ -96,7 +96,7 @@ impl Memory {
 
 impl Plan {
     fn new(model: Model, flags: &Inspect) -> Result<Self> {
-        let options = session::plan_options(&flags.options);
+        let options = session::plan_options(&flags.options, &model.graph);
         let engine = EngineOptions::default();
         let context = session::context(&model, flags.options.context);
         let kv = kv_plan(&model.graph, context, 1, engine.chunk);

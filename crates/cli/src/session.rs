@@ -9,7 +9,7 @@ use ingle_cpu::{Cpu, CpuOptions, Isa};
 use ingle_engine::handle::{Handle, Language, Reply};
 use ingle_engine::runner::{Runner, kv_bytes, kv_plan};
 use ingle_engine::step::{Engine, EngineOptions};
-use ingle_graph::{Backend, Bucket, FloatArithmetic, Numerics, PlanOptions};
+use ingle_graph::{Backend, Bucket, FloatArithmetic, Graph, Node, Numerics, Op, PlanOptions};
 use ingle_models::Model;
 use ingle_tensor::Checkpoint;
 
@@ -65,16 +65,28 @@ pub fn cpu(flags: &DeviceFlags) -> ingle_graph::Result<Box<dyn Backend>> {
     Ok(Box::new(Cpu::new(&options)?))
 }
 
-/// The float arithmetic that a mode stands for on the host, as [`cpu`] makes it.
-pub fn float(numerics: Numerics) -> FloatArithmetic {
-    Isa::detect().float(numerics)
+/// Queries that share a key-value head from which `amx3` is the faster arithmetic for prompts and generated tokens
+/// together: with fewer, splitting keys and values costs a generated token more than a prompt gains
+/// (docs/performance.md).
+const AMX3_QUERIES: usize = 4;
+
+/// The float arithmetic that a mode stands for on the host, as [`cpu`] makes it, for this model.
+pub fn float(numerics: Numerics, graph: &Graph) -> FloatArithmetic {
+    let shared = |node: &Node| match &node.op {
+        Op::Attention { spec, .. } => Some(spec.heads / spec.kv_heads),
+        _ => None,
+    };
+    match graph.nodes.iter().filter_map(shared).min() {
+        Some(queries) if queries < AMX3_QUERIES => FloatArithmetic::F32x32,
+        _ => Isa::detect().float(numerics),
+    }
 }
 
-/// The options of every program.
-pub fn plan_options(flags: &PlanFlags) -> PlanOptions {
+/// The options of every program of a model.
+pub fn plan_options(flags: &PlanFlags, graph: &Graph) -> PlanOptions {
     PlanOptions {
         numerics: flags.numerics,
-        float: float(flags.numerics),
+        float: float(flags.numerics, graph),
         kv: flags.kv,
         activations: flags.activations,
         ..PlanOptions::default()
@@ -133,21 +145,20 @@ pub fn open(model: Option<&Spec>, device: &DeviceFlags, plan: &PlanFlags) -> Res
     let path = resolve(model)?;
     let start = Instant::now();
     let checkpoint = Arc::new(Checkpoint::open(&path)?);
-    let options = plan_options(plan);
     let (language, loaded) = thread::scope(|scope| {
         let language = scope.spawn(|| Language::open(&checkpoint));
-        let loaded = load(&checkpoint, backend(device), options.clone(), plan.context, 1);
+        let loaded = load(&checkpoint, backend(device), |graph| plan_options(plan, graph), plan.context, 1);
         (language.join(), loaded)
     });
     let language = language.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     let mut runner = loaded?;
     runner.prepare(Bucket::holding(1, 1, 1))?;
     let device = runner.backend().describe();
-    let arithmetics = arithmetics(runner.model(), &options);
+    let arithmetics = arithmetics(runner.model(), runner.options());
     let engine = Engine::new(runner, checkpoint.fingerprint(), EngineOptions::default());
     let handle = Handle::new(engine, language)?;
     let load_ms = start.elapsed().as_secs_f64() * 1e3;
-    Ok(Session { handle, name: name(&path), path, device, numerics: options.numerics, arithmetics, load_ms })
+    Ok(Session { handle, name: name(&path), path, device, numerics: plan.numerics, arithmetics, load_ms })
 }
 
 /// Loads a checkpoint on a device, with room for `sequences` sequences. A context that the model was not made for gets a
@@ -158,11 +169,12 @@ pub fn open(model: Option<&Spec>, device: &DeviceFlags, plan: &PlanFlags) -> Res
 pub fn load(
     checkpoint: &Arc<Checkpoint>,
     backend: Result<Box<dyn Backend>>,
-    options: PlanOptions,
+    options: impl FnOnce(&Graph) -> PlanOptions,
     context: Option<usize>,
     sequences: usize,
 ) -> Result<Runner> {
     let model = Arc::new(Model::open(checkpoint)?);
+    let options = options(&model.graph);
     let context = self::context(&model, context);
     let kv = kv_plan(&model.graph, context, sequences, EngineOptions::default().chunk);
     let (wanted, held) = (kv_bytes(&model.graph, options.kv, &kv), sys::memory_bytes("MemTotal:"));
