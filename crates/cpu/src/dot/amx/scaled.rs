@@ -10,35 +10,52 @@ use super::super::kernel::read_codes;
 use super::super::pack::{RESIDUES, units_of};
 use super::super::spec::{self, Format, Min, Spec, TILE};
 use super::super::{Activations, Packed};
-use super::{BLOCK, Blocks, Expand, Plan, Records, Segment, TILE_BYTES, add_totals};
+use super::{BLOCK, Blocks, Expand, Multiply, Plan, Records, Segment, TILE_BYTES, Write, add_totals};
 use ingle_graph::quantize::SUM;
 use ingle_tensor::DType;
 
 /// Tiles of one digit of a unit: 64 columns each.
 const PARTS: usize = 4;
-/// Bytes of a row's sums, `[sub-unit][high, low]` bf16, and as many zeros: all tiles have one shape.
-const SUM_BYTES: usize = 64;
 /// Bits of the lower digit of code times sub-scale.
 const RADIX: u32 = 6;
 
-/// Tiles of activations that meet each tile of weights: with one digit two runs of 16 rows, with two the digits of one run.
+/// Runs of 16 rows of activations that meet each tile of weights: with one digit those of 32 rows, with two the digits of 16.
 const GROUPS: usize = 2;
-/// Activations of one group: four tiles `[row][column]` int8, and 16 rows of sums.
-const X_GROUP: usize = PARTS * TILE_BYTES + BLOCK * SUM_BYTES;
-/// Activations of a unit: the groups, and the scales of up to 32 rows.
-const X_BYTES: usize = GROUPS * X_GROUP + GROUPS * 64;
-/// Weights: four tiles `[word][output row][column of the word]` int8 of the upper digit, four of the lower, sub-minima
-/// `[sub-unit][output row][twice]` bf16 and 8 rows of zeros, scales and minima of 16 rows.
-const W_MINS: usize = 2 * PARTS * TILE_BYTES;
-const W_SCALES: usize = W_MINS + TILE_BYTES;
-const W_BYTES: usize = W_SCALES + 2 * 64;
 
-/// Bytes of the integers of one group: upper, lower, minimum.
-const GROUP_RESULTS: usize = 3 * TILE_BYTES;
-/// Bytes of running sums of a block.
-const SUMS: usize = GROUPS * TILE_BYTES;
-/// Room for the integers of two units, and for running sums.
-pub(super) const RESULT_BYTES: usize = 2 * GROUPS * GROUP_RESULTS + SUMS;
+/// Where in a unit of activations the sums lie that sub-minima multiply; before them `[group][part]` tiles
+/// `[row][column]` int8.
+const X_SUMS: usize = GROUPS * PARTS * TILE_BYTES;
+
+/// Where in a unit of activations the scales of up to 32 rows lie. With a minimum, sums are a tile before them:
+/// `[row][group][sub-unit][high, low]` bf16.
+const fn x_scales_at(min: bool) -> usize {
+    X_SUMS + if min { TILE_BYTES } else { 0 }
+}
+
+/// Bytes of a unit of activations.
+const fn x_bytes(min: bool) -> usize {
+    x_scales_at(min) + GROUPS * BLOCK * size_of::<f32>()
+}
+
+/// Where in a unit of weights sub-minima lie, if there are any: `[sub-unit][output row][twice]` bf16 between 8 rows of
+/// zeros before and 8 after, so that they can meet the sums of either group. Before them are four tiles
+/// `[word][output row][column of the word]` int8 of the upper digit and four of the lower.
+const W_MINS: usize = 2 * PARTS * TILE_BYTES;
+
+/// Where in a unit of weights the scales of 16 rows lie; their minima follow.
+const fn scales_at(min: bool) -> usize {
+    W_MINS + if min { 3 * TILE_BYTES / 2 } else { 0 }
+}
+
+/// Bytes of a unit of weights.
+const fn w_bytes(min: bool) -> usize {
+    scales_at(min) + if min { 128 } else { 64 }
+}
+
+/// Bytes of what the registers collect.
+const RING: usize = 4 * TILE_BYTES;
+/// Room for the integers of a unit, twice for the minima of two, and for running sums of two blocks.
+pub(super) const RESULT_BYTES: usize = 4 * RING;
 
 /// The plan of a format.
 pub(super) fn plan(spec: &Spec, digits: usize) -> Option<Plan> {
@@ -49,15 +66,22 @@ pub(super) fn plan(spec: &Spec, digits: usize) -> Option<Plan> {
         DType::IQ4XS => expand::<spec::IQ4XS>,
         _ => return None,
     };
-    let multiply = match (spec.min, digits) {
-        (Min::None, 1) => multiply::<false, 1>,
-        (Min::None, _) => multiply::<false, 2>,
-        (_, 1) => multiply::<true, 1>,
-        (_, _) => multiply::<true, 2>,
+    let min = spec.min != Min::None;
+    let (write, multiply): (Write, Multiply) = match (min, digits) {
+        (false, 1) => (write::<false, 1>, multiply::<false, 1>),
+        (false, _) => (write::<false, 2>, multiply::<false, 2>),
+        (true, 1) => (write::<true, 1>, multiply::<true, 1>),
+        (true, _) => (write::<true, 2>, multiply::<true, 2>),
     };
-    let write = if digits == 1 { write::<1> } else { write::<2> };
-    let block = GROUPS * BLOCK / digits;
-    Some(Plan { block, tiles: 1, x_bytes: X_BYTES, w_bytes: W_BYTES, write, expand, multiply })
+    Some(Plan {
+        block: GROUPS * BLOCK / digits,
+        tiles: 1,
+        x_bytes: x_bytes(min),
+        w_bytes: w_bytes(min),
+        write,
+        expand,
+        multiply,
+    })
 }
 
 /// Arranges a block of activations.
@@ -66,7 +90,12 @@ pub(super) fn plan(spec: &Spec, digits: usize) -> Option<Plan> {
 /// AVX-512 is present; `rows`, not empty and at most a block, lie within the activations' layout, which is that of the matrix;
 /// `to` has room for the units of a row.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn write<const D: usize>(packed: &Packed, x: &Activations<'_>, rows: Range<usize>, to: *mut u8) {
+unsafe fn write<const MIN: bool, const D: usize>(
+    packed: &Packed,
+    x: &Activations<'_>,
+    rows: Range<usize>,
+    to: *mut u8,
+) {
     let layout = x.layout();
     let units = packed.units();
     for r in 0..GROUPS * BLOCK / D {
@@ -82,19 +111,20 @@ unsafe fn write<const D: usize>(packed: &Packed, x: &Activations<'_>, rows: Rang
                     let u = residue + RESIDUES * i;
                     for digit in 0..D {
                         let (group, r) = if D == 2 { (digit, r) } else { (r / BLOCK, r % BLOCK) };
-                        let to = to.add(group * X_GROUP);
                         let digits = from.add(layout.digit_offset(digit, row) + 256 * u);
                         for part in 0..PARTS {
                             let line = digits.add(64 * part).cast::<__m512i>().read_unaligned();
-                            to.add(part * TILE_BYTES + 64 * r).cast::<__m512i>().write_unaligned(line);
+                            let at = (group * PARTS + part) * TILE_BYTES + 64 * r;
+                            to.add(at).cast::<__m512i>().write_unaligned(line);
                         }
-                        let sums = from.add(layout.sum_offset(digit, row)).cast::<i16>();
-                        let sums = _mm256_loadu_si256(sums.add(256 / SUM * u).cast());
-                        let to = to.add(PARTS * TILE_BYTES + SUM_BYTES * r);
-                        to.cast::<__m512i>().write_unaligned(_mm512_zextsi256_si512(split_sums(sums)));
+                        if MIN {
+                            let sums = from.add(layout.sum_offset(digit, row)).cast::<i16>();
+                            let sums = split_sums(_mm256_loadu_si256(sums.add(256 / SUM * u).cast()));
+                            to.add(X_SUMS + 64 * r + 32 * group).cast::<__m256i>().write_unaligned(sums);
+                        }
                     }
-                    to.add(GROUPS * X_GROUP).cast::<f32>().add(r).write(scales.add(u).read());
-                    to = to.add(X_BYTES);
+                    to.add(const { x_scales_at(MIN) }).cast::<f32>().add(r).write(scales.add(u).read());
+                    to = to.add(const { x_bytes(MIN) });
                 }
             }
         }
@@ -144,7 +174,7 @@ unsafe fn expand<F: Format>(from: Records, mut to: *mut u8, stride: usize) {
                 }
                 word!(0 1 2 3 4 5 6 7);
             }
-            let after = to.add(W_SCALES).cast::<f32>();
+            let after = to.add(const { scales_at(!matches!(F::SPEC.min, Min::None)) }).cast::<f32>();
             Avx512::store(Avx512::from_f16(scales), after);
             if spec.min != Min::None {
                 Avx512::store(Avx512::from_f16(scales.add(2 * TILE)), after.add(TILE));
@@ -153,9 +183,10 @@ unsafe fn expand<F: Format>(from: Records, mut to: *mut u8, stride: usize) {
                     let both = _mm512_cvtepi8_epi32(_mm_loadu_si128(sub_mins.add(2 * TILE * pair).cast()));
                     let more =
                         _mm512_cvtepi8_epi32(_mm_loadu_si128(sub_mins.add(2 * TILE * pair + 16).cast()));
-                    sub_minima(both, more, to.add(W_MINS + 128 * pair));
+                    sub_minima(both, more, to.add(W_MINS + TILE_BYTES / 2 + 128 * pair));
                 }
-                to.add(W_MINS + TILE_BYTES / 2).write_bytes(0, TILE_BYTES / 2);
+                to.add(W_MINS).write_bytes(0, TILE_BYTES / 2);
+                to.add(W_MINS + TILE_BYTES).write_bytes(0, TILE_BYTES / 2);
             }
             codes = codes.add(spec.code_bytes());
             scales = scales.add(spec.scale_bytes());
@@ -197,115 +228,174 @@ unsafe fn sub_minima(low: __m512i, high: __m512i, to: *mut u8) {
     }
 }
 
-/// Multiplies a segment with blocks: adds to their totals, or begins them.
+/// Multiplies a segment with blocks, all units in one stream: adds to their totals, or begins them.
 ///
 /// # Safety
 /// AVX-512 is present and tiles are configured; the segment's units are those of each block.
 #[target_feature(enable = "avx512f")]
 unsafe fn multiply<const MIN: bool, const D: usize>(segment: &Segment, blocks: &Blocks) {
-    for b in 0..blocks.count {
-        let x = blocks.x.wrapping_add(b * blocks.stride);
-        let totals = blocks.totals.wrapping_add(b * GROUPS * BLOCK / D);
+    let rows = const { GROUPS * BLOCK / D };
+    let ring = blocks.results;
+    let mins = |odd: bool| ring.wrapping_add((1 + usize::from(odd)) * RING);
+    let sums = ring.wrapping_add(3 * RING).cast::<f32>();
+    let (x_bytes, w_bytes) = const { (x_bytes(MIN), w_bytes(MIN)) };
+    // Blocks that meet a unit's sub-minima together.
+    let together = if MIN { 2 } else { 1 };
+    // SAFETY: the caller's duty: results have room for all that is placed in them, totals for all blocks, and as many
+    // units as counted follow each pointer.
+    unsafe {
+        if segment.first {
+            // Added to this, every number is itself; the rest of the additions is then the same for all accumulators.
+            for i in 0..blocks.count * rows {
+                _mm512_storeu_ps(blocks.totals.add(i).cast(), _mm512_set1_ps(-0.0));
+            }
+        }
+        let mut odd = false;
+        let mut pending: Option<Tail> = None;
+        for first in (0..blocks.count).step_by(together) {
+            let group = together.min(blocks.count - first);
+            let mut x = blocks.x.add(first * blocks.stride);
+            let mut w = segment.weights;
+            let totals = blocks.totals.add(first * rows).cast::<f32>();
+            for residue in 0..segment.residues {
+                let count = segment.counts[residue];
+                for unit in 0..count {
+                    // What the next stores take to memory: integers of a unit, or the minima of two.
+                    let mut to = ring;
+                    if MIN {
+                        minima(x, x.add((group - 1) * blocks.stride), w, to);
+                        odd = !odd;
+                        to = mins(odd);
+                    }
+                    for block in 0..group {
+                        let x = x.add(block * blocks.stride);
+                        stage::<MIN, D>(x, w, to, ring, pending.as_ref());
+                        to = ring;
+                        pending = Some(Tail {
+                            x: x.add(const { x_scales_at(MIN) }).cast(),
+                            w: w.add(scales_at(MIN)).cast(),
+                            mins: mins(odd).add(block * GROUPS * TILE_BYTES).cast(),
+                            sums: sums.add(block * rows * TILE),
+                            totals: totals.add(block * rows * TILE),
+                            first: unit == 0,
+                            last: unit + 1 == count,
+                        });
+                    }
+                    x = x.add(x_bytes);
+                    w = w.add(w_bytes);
+                }
+                if count == 0 {
+                    break;
+                }
+            }
+        }
+        if let Some(tail) = &pending {
+            store_all(ring);
+            match (tail.first, tail.last) {
+                (false, false) => tail.rows::<MIN, D, false, false>(ring),
+                (false, true) => tail.rows::<MIN, D, false, true>(ring),
+                (true, false) => tail.rows::<MIN, D, true, false>(ring),
+                (true, true) => tail.rows::<MIN, D, true, true>(ring),
+            }
+        }
+        if segment.counts[..segment.residues].contains(&0) {
+            // An accumulator without units is zero and is added all the same: it turns -0 into +0. More of them, and no
+            // others follow, change nothing.
+            for run in 0..blocks.count * GROUPS / D {
+                add_totals(&[_mm512_setzero_ps(); BLOCK], blocks.totals.add(run * BLOCK), false);
+            }
+        }
+    }
+}
+
+/// What the float tails of a unit read and write, for the rows of a block.
+struct Tail {
+    /// Scales of the rows.
+    x: *const f32,
+    /// Scales of the outputs, and their minima.
+    w: *const f32,
+    /// What the minima multiply: `[group][row][output]`.
+    mins: *const f32,
+    /// Running sums, `[row][output]`.
+    sums: *mut f32,
+    /// The same of all accumulators together.
+    totals: *mut f32,
+    /// Whether the unit is its accumulator's first, and its last.
+    first: bool,
+    last: bool,
+}
+
+impl Tail {
+    /// The tail of one row. `factors` are the outputs' scales and minima.
+    ///
+    /// # Safety
+    /// AVX-512 is present; the unit's integers are in the ring, its minima where they belong.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn row<const MIN: bool, const D: usize, const FIRST: bool, const LAST: bool>(
+        &self,
+        r: usize,
+        ring: *const u8,
+        [d, min]: [__m512; 2],
+    ) {
+        let by_128 = _mm512_set1_ps(128.0);
         // SAFETY: the caller's duty.
-        unsafe { multiply_block::<MIN, D>(segment, x, blocks.results, totals) };
-    }
-}
-
-/// Multiplies a segment with one block.
-///
-/// # Safety
-/// AVX-512 is present and tiles are configured; the segment's units follow `x`; `results` has room for
-/// [`RESULT_BYTES`].
-#[target_feature(enable = "avx512f")]
-unsafe fn multiply_block<const MIN: bool, const D: usize>(
-    segment: &Segment,
-    mut x: *const u8,
-    results: *mut u8,
-    totals: *mut [f32; TILE],
-) {
-    let mut w = segment.weights;
-    let mut left: usize = segment.counts.iter().sum();
-    let (mut now, mut next) = (results, results.wrapping_add(GROUPS * GROUP_RESULTS));
-    let sums = results.wrapping_add(2 * GROUPS * GROUP_RESULTS).cast::<[f32; TILE]>();
-    // SAFETY: the caller's duty: as many units as counted follow each pointer.
-    unsafe {
-        if left > 0 {
-            issue::<MIN>(x, w, now);
-        }
-        for residue in 0..segment.residues {
-            let begins = segment.first && residue == 0;
-            let count = segment.counts[residue];
-            for i in 0..count {
-                left -= 1;
-                let scales = x.add(GROUPS * X_GROUP).cast::<f32>();
-                let factors = w.add(W_SCALES).cast::<f32>();
-                x = x.add(X_BYTES);
-                w = w.add(W_BYTES);
-                if left > 0 {
-                    issue::<MIN>(x, w, next);
-                }
-                tails::<MIN, D>(now, scales, factors, sums, totals, (i == 0, i + 1 == count, begins));
-                (now, next) = (next, now);
-            }
-            if count == 0 {
-                // An accumulator without units is zero and is added all the same: it turns -0 into +0. More of them,
-                // and no others follow, change nothing.
-                for run in 0..GROUPS / D {
-                    add_totals(&[_mm512_setzero_ps(); BLOCK], totals.add(run * BLOCK), begins);
-                }
-                break;
-            }
-        }
-    }
-}
-
-/// The float tails of a unit, for the rows of a block: into their running sums, which are zero for the first unit of an
-/// accumulator, and with the last into their totals, which begin with the row's first accumulator.
-///
-/// # Safety
-/// AVX-512 is present; the unit's integers are at `now`, the scales of its rows, and the scales and minima of its outputs
-/// at `scales` and `factors`; `sums` and `totals` are those of a block.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn tails<const MIN: bool, const D: usize>(
-    now: *const u8,
-    scales: *const f32,
-    factors: *const f32,
-    sums: *mut [f32; TILE],
-    totals: *mut [f32; TILE],
-    (first, last, begins): (bool, bool, bool),
-) {
-    let by_128 = _mm512_set1_ps(128.0);
-    let kept = if first { 0 } else { 0xFFFF };
-    // SAFETY: the caller's duty.
-    unsafe {
-        let d = _mm512_loadu_ps(factors);
-        let min = if MIN { _mm512_loadu_ps(factors.add(TILE)) } else { d };
-        for r in 0..GROUPS * BLOCK / D {
-            let mut acc = _mm512_maskz_loadu_ps(kept, sums.add(r).cast());
-            let scale = _mm512_set1_ps(scales.add(r).read());
+        unsafe {
+            let sums = self.sums.add(r * TILE);
+            let scale = _mm512_set1_ps(self.x.add(r).read());
             let s = _mm512_mul_ps(d, scale);
-            let at = now.add(r / BLOCK * GROUP_RESULTS + r % BLOCK * 64);
-            let low = at.add((D - 1) * GROUP_RESULTS);
+            let mut acc = if FIRST { _mm512_setzero_ps() } else { _mm512_loadu_ps(sums) };
             if D == 2 {
-                acc = _mm512_fmadd_ps(_mm512_mul_ps(by_128, s), ints(at), acc);
+                acc = _mm512_fmadd_ps(_mm512_mul_ps(by_128, s), ints(ring.add(r * 64)), acc);
             }
-            acc = _mm512_fmadd_ps(s, ints(low), acc);
+            let low = (D - 1) * BLOCK + r;
+            acc = _mm512_fmadd_ps(s, ints(ring.add(low * 64)), acc);
             if MIN {
                 let t = _mm512_mul_ps(min, scale);
-                let minimum = |at: *const u8| at.add(2 * TILE_BYTES).cast();
                 if D == 2 {
-                    acc = _mm512_fnmadd_ps(_mm512_mul_ps(by_128, t), _mm512_loadu_ps(minimum(at)), acc);
+                    let m = _mm512_loadu_ps(self.mins.add(r * TILE));
+                    acc = _mm512_fnmadd_ps(_mm512_mul_ps(by_128, t), m, acc);
                 }
-                acc = _mm512_fnmadd_ps(t, _mm512_loadu_ps(minimum(low)), acc);
+                acc = _mm512_fnmadd_ps(t, _mm512_loadu_ps(self.mins.add(low * TILE)), acc);
             }
-            let total = totals.add(r).cast::<f32>();
-            if !last {
-                _mm512_storeu_ps(sums.add(r).cast(), acc);
-            } else if begins {
-                _mm512_storeu_ps(total, acc);
-            } else {
+            if LAST {
+                let total = self.totals.add(r * TILE);
                 _mm512_storeu_ps(total, _mm512_add_ps(_mm512_loadu_ps(total), acc));
+            } else {
+                _mm512_storeu_ps(sums, acc);
+            }
+        }
+    }
+
+    /// Scales and minima of the outputs.
+    ///
+    /// # Safety
+    /// AVX-512 is present; those of 16 outputs follow `w`.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn factors<const MIN: bool>(&self) -> [__m512; 2] {
+        // SAFETY: the caller's duty.
+        unsafe {
+            let d = _mm512_loadu_ps(self.w);
+            [d, if MIN { _mm512_loadu_ps(self.w.add(TILE)) } else { d }]
+        }
+    }
+
+    /// The tails of all rows.
+    ///
+    /// # Safety
+    /// As [`Tail::row`].
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn rows<const MIN: bool, const D: usize, const FIRST: bool, const LAST: bool>(
+        &self,
+        ring: *const u8,
+    ) {
+        // SAFETY: the caller's duty.
+        unsafe {
+            let factors = self.factors::<MIN>();
+            for r in 0..GROUPS * BLOCK / D {
+                self.row::<MIN, D, FIRST, LAST>(r, ring, factors);
             }
         }
     }
@@ -321,74 +411,185 @@ unsafe fn ints(at: *const u8) -> __m512 {
     // SAFETY: the caller's duty.
     unsafe {
         let high = _mm512_slli_epi32::<RADIX>(_mm512_loadu_si512(at.cast()));
-        let low = _mm512_loadu_si512(at.add(TILE_BYTES).cast());
+        let low = _mm512_loadu_si512(at.add(GROUPS * TILE_BYTES).cast());
         _mm512_cvtepi32_ps(_mm512_add_epi32(high, low))
     }
 }
 
-/// Multiplies one unit; its integers are in memory when a later one is under way. Each tile that is loaded enters two
-/// products.
+/// Multiplies one unit, and does the float tail of another meanwhile.
 ///
 /// # Safety
-/// Tiles are configured; `x` and `w` hold a unit; `to` has room for its results.
-#[inline(always)]
-unsafe fn issue<const MIN: bool>(x: *const u8, w: *const u8, to: *mut u8) {
-    macro_rules! parts {
-        ($($at:literal)*) => {
-            concat!($(
-                "tileloadd tmm4, [{x} + {stride} + ", $at, "]\n",
-                "tileloadd tmm6, [{w} + {stride} + ", $at, "]\n",
-                "tdpbssd tmm0, tmm4, tmm6\n",
-                "tileloadd tmm5, [{x} + {stride} + {group} + ", $at, "]\n",
-                "tdpbssd tmm1, tmm5, tmm6\n",
-                "tileloadd tmm7, [{w} + {stride} + 4096 + ", $at, "]\n",
-                "tdpbssd tmm2, tmm4, tmm7\n",
-                "tdpbssd tmm3, tmm5, tmm7\n",
-            )*)
-        };
-    }
-    // SAFETY: reads and writes are inside a unit of each layout; tiles are not used by the compiler.
+/// As [`tiles`]; the tail's duties too.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn stage<const MIN: bool, const D: usize>(
+    x: *const u8,
+    w: *const u8,
+    to: *mut u8,
+    ring: *const u8,
+    tail: Option<&Tail>,
+) {
+    // SAFETY: the caller's duty.
     unsafe {
-        if MIN {
+        match tail {
+            None => tiles(x, w, to, |_| ()),
+            Some(tail) => match (tail.first, tail.last) {
+                (false, false) => woven::<MIN, D, false, false>(x, w, to, ring, tail),
+                (false, true) => woven::<MIN, D, false, true>(x, w, to, ring, tail),
+                (true, false) => woven::<MIN, D, true, false>(x, w, to, ring, tail),
+                (true, true) => woven::<MIN, D, true, true>(x, w, to, ring, tail),
+            },
+        }
+    }
+}
+
+/// [`tiles`] and between its products the rows of a tail.
+///
+/// # Safety
+/// As [`stage`].
+#[target_feature(enable = "avx512f")]
+unsafe fn woven<const MIN: bool, const D: usize, const FIRST: bool, const LAST: bool>(
+    x: *const u8,
+    w: *const u8,
+    to: *mut u8,
+    ring: *const u8,
+    tail: &Tail,
+) {
+    // SAFETY: the caller's duty.
+    unsafe {
+        let factors = tail.factors::<MIN>();
+        tiles(x, w, to, |gap| {
+            let rows = GROUPS * BLOCK / D;
+            for r in rows * gap / GAPS..rows * (gap + 1) / GAPS {
+                tail.row::<MIN, D, FIRST, LAST>(r, ring, factors);
+            }
+        });
+    }
+}
+
+/// Stores what the registers collected.
+///
+/// # Safety
+/// Tiles are configured; `to` has room for four tiles.
+#[inline(always)]
+unsafe fn store_all(to: *mut u8) {
+    // SAFETY: the caller's duty.
+    unsafe {
+        asm!(
+            "tilestored [{to} + {stride}], tmm0",
+            "tilestored [{to} + {stride} + 1024], tmm1",
+            "tilestored [{to} + {stride} + 2048], tmm2",
+            "tilestored [{to} + {stride} + 3072], tmm3",
+            to = in(reg) to,
+            stride = in(reg) 64usize,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// Multiplies the sums of two blocks with the sub-minima of a unit, into all four registers; what was in them is stored.
+///
+/// # Safety
+/// Tiles are configured; `x`, `other` and `w` hold a unit; `to` has room for four tiles.
+#[inline(always)]
+unsafe fn minima(x: *const u8, other: *const u8, w: *const u8, to: *mut u8) {
+    // SAFETY: the caller's duty; tiles are not used by the compiler.
+    unsafe {
+        asm!(
+            "tileloadd tmm4, [{x} + {stride}]",
+            "tileloadd tmm6, [{w} + {stride} + 512]",
+            "tilestored [{to} + {stride}], tmm0",
+            "tilezero tmm0",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{w} + {stride}]",
+            "tilestored [{to} + {stride} + 1024], tmm1",
+            "tilezero tmm1",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [{other} + {stride}]",
+            "tilestored [{to} + {stride} + 2048], tmm2",
+            "tilezero tmm2",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tilestored [{to} + {stride} + 3072], tmm3",
+            "tilezero tmm3",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            x = in(reg) x.wrapping_add(X_SUMS),
+            other = in(reg) other.wrapping_add(X_SUMS),
+            w = in(reg) w.wrapping_add(W_MINS),
+            to = in(reg) to,
+            stride = in(reg) 64usize,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// Places among the products of a unit where other work is done.
+const GAPS: usize = 12;
+
+/// Multiplies one unit; what was in the registers is stored just before they are needed. Each tile that is loaded enters
+/// two products. `between` is called when all is stored, and then after each product, [`GAPS`] times.
+///
+/// # Safety
+/// Tiles are configured; `x` and `w` hold a unit; `to` has room for four tiles.
+#[inline(always)]
+unsafe fn tiles(x: *const u8, w: *const u8, to: *mut u8, between: impl Fn(usize)) {
+    macro_rules! part {
+        ($gap:literal $at:literal) => {
             asm!(
-                "tilezero tmm2",
-                "tilezero tmm3",
-                "tileloadd tmm4, [{x} + {stride}]",
-                "tileloadd tmm6, [{w} + {stride}]",
-                "tdpbf16ps tmm2, tmm4, tmm6",
-                "tileloadd tmm5, [{x} + {stride} + {group}]",
-                "tdpbf16ps tmm3, tmm5, tmm6",
-                "tilestored [{to} + {stride}], tmm2",
-                "tilestored [{to} + {stride} + {results}], tmm3",
-                x = in(reg) x.wrapping_add(PARTS * TILE_BYTES),
-                w = in(reg) w.wrapping_add(W_MINS),
-                to = in(reg) to.wrapping_add(2 * TILE_BYTES),
-                stride = in(reg) 64usize,
-                group = const X_GROUP,
-                results = const GROUP_RESULTS,
-                out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _, out("tmm6") _,
+                concat!("tileloadd tmm4, [{x} + {stride} + ", $at, "]"),
+                concat!("tileloadd tmm6, [{w} + {stride} + ", $at, "]"),
+                "tdpbssd tmm0, tmm4, tmm6",
+                x = in(reg) x, w = in(reg) w, stride = in(reg) 64usize,
                 options(nostack, preserves_flags),
             );
-        }
+            between($gap);
+            asm!(
+                concat!("tileloadd tmm5, [{x} + {stride} + 4096 + ", $at, "]"),
+                "tdpbssd tmm1, tmm5, tmm6",
+                x = in(reg) x, stride = in(reg) 64usize,
+                options(nostack, preserves_flags),
+            );
+            between($gap + 1);
+            asm!(
+                concat!("tileloadd tmm7, [{w} + {stride} + 4096 + ", $at, "]"),
+                "tdpbssd tmm2, tmm4, tmm7",
+                w = in(reg) w, stride = in(reg) 64usize,
+                options(nostack, preserves_flags),
+            );
+            between($gap + 2);
+            asm!(
+                "tdpbssd tmm3, tmm5, tmm7",
+                options(nostack, preserves_flags),
+            );
+            between($gap + 3);
+        };
+    }
+    // SAFETY: the caller's duty; tiles are not used by the compiler.
+    unsafe {
         asm!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            parts!(0 1024 2048 3072),
+            "tileloadd tmm4, [{x} + {stride}]",
+            "tileloadd tmm6, [{w} + {stride}]",
             "tilestored [{to} + {stride}], tmm0",
-            "tilestored [{to} + {stride} + {results}], tmm1",
-            "tilestored [{to} + {stride} + 1024], tmm2",
-            "tilestored [{to} + {stride} + {results} + 1024], tmm3",
+            "tilezero tmm0",
+            "tdpbssd tmm0, tmm4, tmm6",
+            "tileloadd tmm5, [{x} + {stride} + 4096]",
+            "tilestored [{to} + {stride} + 1024], tmm1",
+            "tilezero tmm1",
+            "tdpbssd tmm1, tmm5, tmm6",
+            "tileloadd tmm7, [{w} + {stride} + 4096]",
+            "tilestored [{to} + {stride} + 2048], tmm2",
+            "tilezero tmm2",
+            "tdpbssd tmm2, tmm4, tmm7",
+            "tilestored [{to} + {stride} + 3072], tmm3",
+            "tilezero tmm3",
+            "tdpbssd tmm3, tmm5, tmm7",
             x = in(reg) x,
             w = in(reg) w,
             to = in(reg) to,
             stride = in(reg) 64usize,
-            group = const X_GROUP,
-            results = const GROUP_RESULTS,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
             options(nostack, preserves_flags),
         );
+        part!(0 1024);
+        part!(4 2048);
+        part!(8 3072);
     }
 }
