@@ -4,6 +4,7 @@
 //!     cargo bench -p ingle-cpu --bench attention [-- [threads] [parts of a name]]
 
 use std::fmt::Write as _;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -23,6 +24,11 @@ const TABLE: usize = 61;
 
 /// Most rows of a step.
 const CHUNK: usize = 512;
+
+/// Sequences of a batch that decodes, and steps before it comes back to the same keys: as many as a small model's
+/// layers, so that keys and values come from beyond the second cache.
+const BATCH: usize = 8;
+const SETS: usize = 30;
 
 /// Measurements of one line, of which the median counts; each as long as so many flops take.
 const REPEATS: usize = 7;
@@ -44,10 +50,15 @@ fn main() {
             if kinds[..i].contains(&(kv, float)) {
                 continue;
             }
-            for (rows, keys) in
-                [1, 8, 32, 512].into_iter().flat_map(|rows| [128, 512, 2048].map(|keys| (rows, keys)))
-            {
-                let name = format!("{model} {kv} {float} rows {rows} keys {keys}");
+            let alone =
+                [1, 8, 32, 512].into_iter().flat_map(|rows| [128, 512, 2048].map(|keys| (rows, keys)));
+            let cases = alone.map(|(rows, keys)| Case { sets: 1, sequences: 1, rows, keys });
+            let batch = [160, 512].map(|keys| Case { sets: SETS, sequences: BATCH, rows: 1, keys });
+            let long = [160, 2048].map(|keys| Case { sets: SETS, sequences: 1, rows: 1, keys });
+            for case in cases.chain(batch).chain(long) {
+                let Case { sets, sequences, rows, keys } = case;
+                let cold = if sets > 1 { "cold" } else { "warm" };
+                let name = format!("{model} {kv} {float} {cold} {sequences} x rows {rows} keys {keys}");
                 if rows > keys || !only.iter().all(|part| name.contains(part.as_str())) {
                     continue;
                 }
@@ -60,42 +71,58 @@ fn main() {
                     window: None,
                     softcap: None,
                 };
-                println!("{}", line(&mut cpu, &fma, &name, &spec, (kv, float), rows, keys));
+                println!("{}", line(&mut cpu, &fma, &name, &spec, (kv, float), case));
             }
         }
     }
 }
 
-/// Fills the cache with the keys before the last `rows`, then measures steps of those rows.
+/// Rows at the end of some sequences of some length.
+#[derive(Clone, Copy)]
+struct Case {
+    /// Groups of sequences that take turns.
+    sets: usize,
+    sequences: usize,
+    /// Rows of each sequence in a step.
+    rows: usize,
+    keys: usize,
+}
+
+/// Fills the cache with the keys before the last rows, then measures steps of those rows.
 fn line(
     cpu: &mut Cpu,
     fma: &Fma,
     name: &str,
     spec: &AttentionSpec,
     (kv, float): (KvType, FloatArithmetic),
-    rows: usize,
-    keys: usize,
+    case: Case,
 ) -> String {
+    let Case { sets, sequences, rows, keys } = case;
     let (graph, checkpoint) = model(spec);
     let options = PlanOptions { kv, float, ..PlanOptions::default() };
-    let plan = KvPlan::uniform(&graph, 1 + keys.div_ceil(PAGE), keys);
+    let plan = KvPlan::uniform(&graph, 1 + sets * sequences * keys.div_ceil(PAGE), keys);
     cpu.load(&graph, checkpoint, &options, plan).expect("a small model");
-    let mut done = 0;
-    while done < keys - rows {
-        let n = CHUNK.min(keys - rows - done);
-        run(cpu, &graph, &options, &step(done..done + n, keys));
-        done += n;
+    for sequence in 0..sets * sequences {
+        let mut done = 0;
+        while done < keys - rows {
+            let n = CHUNK.min(keys - rows - done);
+            run(cpu, &graph, &options, &step(sequence..sequence + 1, done..done + n, keys));
+            done += n;
+        }
     }
-    let flops: f64 = (done..keys).map(|p| (p + 1) as f64 * 4.0 * (spec.heads * spec.head_dim) as f64).sum();
+    let positions = keys - rows..keys;
+    let products = |p: usize| (p + 1) as f64 * 4.0 * (spec.heads * spec.head_dim) as f64;
+    let flops: f64 = sequences as f64 * positions.clone().map(products).sum::<f64>();
     cpu.set_profile(true);
-    let inputs = step(done..keys, keys);
-    let prepared = run(cpu, &graph, &options, &inputs);
+    let inputs: Vec<Inputs> =
+        (0..sets).map(|i| step(i * sequences..(i + 1) * sequences, positions.clone(), keys)).collect();
+    let prepared = run(cpu, &graph, &options, &inputs[0]);
     let mut measured: Vec<(f64, f64)> = Vec::new();
     for _ in 0..REPEATS {
         let peak = fma.rate();
         let (mut seconds, steps) = (0.0, ((FLOPS / flops) as usize).clamp(1, 500));
-        for _ in 0..steps {
-            cpu.run(prepared, &inputs).expect("a step");
+        for i in 0..steps {
+            cpu.run(prepared, &inputs[i % sets]).expect("a step");
             let profile = cpu.profile().expect("a profiled run");
             let times = profile.program.steps().zip(&profile.times);
             seconds +=
@@ -106,13 +133,13 @@ fn line(
     }
     measured.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (share, rate) = measured[REPEATS / 2];
-    let mut line = format!("{name:46}");
+    let mut line = format!("{name:52}");
     write!(line, "{rate:8.1} GFLOP/s {:5.1}% of FMA", 100.0 * share).expect("a string");
     line
 }
 
 fn run(cpu: &mut Cpu, graph: &Graph, options: &PlanOptions, inputs: &Inputs) -> ingle_graph::Prepared {
-    let bucket = Bucket::holding(inputs.tokens.len(), 1, inputs.wanted.len());
+    let bucket = Bucket::holding(inputs.tokens.len(), inputs.sequence_count(), inputs.wanted.len());
     let key = PlanKey { bucket, options: options.clone() };
     let program = Arc::new(passes::compile(graph, &key).expect("a small graph"));
     let prepared = cpu.prepare(program).expect("a small program");
@@ -144,18 +171,21 @@ fn model(spec: &AttentionSpec) -> (Graph, Arc<Checkpoint>) {
     (b.finish().expect("a small graph"), checkpoint)
 }
 
-/// Tokens at these positions of a sequence of at most `keys`.
-fn step(positions: std::ops::Range<usize>, keys: usize) -> Inputs {
+/// Tokens at these positions of these sequences, each of at most `keys`.
+fn step(sequences: Range<usize>, positions: Range<usize>, keys: usize) -> Inputs {
     let stride = keys.div_ceil(PAGE);
     let mut kv = KvInputs { table_stride: stride, ..KvInputs::default() };
-    kv.tables = (1..=stride as u32).collect();
+    // Page 0 is nobody's.
+    kv.tables = (1 + sequences.start * stride..1 + sequences.end * stride).map(|page| page as u32).collect();
     let mut inputs = Inputs::default();
-    for position in positions {
-        kv.cells.push((kv.page(0, position) * PAGE + position % PAGE) as u32);
-        inputs.tokens.push((position % TABLE) as u32);
-        inputs.positions.push(position as u32);
-        inputs.sequences.push(0);
-        inputs.wanted.push(inputs.wanted.len() as u32);
+    for sequence in 0..sequences.len() as u32 {
+        for position in positions.clone() {
+            kv.cells.push((kv.page(sequence, position) * PAGE + position % PAGE) as u32);
+            inputs.tokens.push((position % TABLE) as u32);
+            inputs.positions.push(position as u32);
+            inputs.sequences.push(sequence);
+            inputs.wanted.push(inputs.wanted.len() as u32);
+        }
     }
     inputs.kv.push(kv);
     inputs
