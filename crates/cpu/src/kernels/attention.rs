@@ -187,9 +187,8 @@ struct Chunk<'a> {
     memory: &'a Memory,
     /// For each query, the positions it may look at, relative to the chunk.
     keys: &'a [Range<usize>],
-    /// First position.
-    first: usize,
-    sequence: u32,
+    /// The layer's part of each page that any query may look at.
+    pages: [*const u8; ATTENTION_CHUNK / PAGE],
     padded: usize,
 }
 
@@ -229,8 +228,9 @@ impl Block<'_> {
                 FloatArithmetic::Amx3 => tiles::split_queries(&memory, queries, head_dim, q),
                 _ => {
                     for i in 0..queries {
-                        for (to, &dim) in self.pages.layout.order.iter().enumerate() {
-                            memory.q.add(i * padded + to).write(q(i).add(dim as usize).read());
+                        let (from, to) = (q(i), memory.q.add(i * padded));
+                        for (at, &dim) in self.pages.layout.order.iter().enumerate() {
+                            to.add(at).write(from.add(dim as usize).read());
                         }
                     }
                 }
@@ -248,13 +248,54 @@ impl Block<'_> {
                     let allowed = allowed(self.spec, self.inputs.positions[self.row(i)] as usize);
                     *keys = clip(&allowed, &(first..first + ATTENTION_CHUNK));
                 }
-                let sequence = self.inputs.sequences[self.rows.start];
-                Chunk { block: self, memory: &memory, keys, first, sequence, padded }.run(isa);
+                self.walk(isa, &memory, keys, first);
             }
             if let Sink::Rows { out, stride } = self.sink {
                 isa.run(Rows { block: self, memory: &memory, out, stride });
             }
         }
+    }
+
+    /// Scores, softmax, weighted values of the chunk from position `first` on, of which `keys` are what each query may
+    /// look at; then the merge, or the partial result.
+    ///
+    /// # Safety
+    /// The memory is that of the block's queries; in `amx3` tiles are configured and the queries split.
+    unsafe fn walk(&self, isa: Isa, memory: &Memory, keys: &[Range<usize>], first: usize) {
+        // Queries with nothing to look at in this chunk, where others of the block have something, skip it.
+        let wanted = || keys.iter().filter(|keys| !keys.is_empty());
+        let (Some(from), Some(to)) = (wanted().map(|k| k.start).min(), wanted().map(|k| k.end).max()) else {
+            return;
+        };
+        let mut pages = [std::ptr::null(); ATTENTION_CHUNK / PAGE];
+        let tables = &self.inputs.kv[self.pages.group];
+        let sequence = self.inputs.sequences[self.rows.start];
+        for i in from / PAGE..to.div_ceil(PAGE) {
+            // SAFETY: `Inputs::check` bounds the pages of positions that a row of the step may look at by the pool.
+            pages[i] = unsafe { self.pages.page(tables.page(sequence, first + i * PAGE)) };
+        }
+        let chunk = &Chunk { block: self, memory, keys, pages, padded: padded(self.spec.head_dim) };
+        let (pages, keys) = (from / PAGE * PAGE..to.next_multiple_of(PAGE), from..to);
+        #[cfg(target_arch = "x86_64")]
+        if self.float == FloatArithmetic::Amx3 {
+            // SAFETY: the caller's.
+            unsafe { tiles::Walk::new(chunk, keys).run() };
+            return isa.run(Put { chunk });
+        }
+        // One tile reads straight from pages of the plain types.
+        let kind = Some(self.pages.layout.kind).filter(|_| chunk.keys.len() <= TILE);
+        match kind {
+            Some(KvType::F16) => isa.run(ScorePages::<F16, true>::new(chunk, pages)),
+            Some(KvType::F32) => isa.run(ScorePages::<F32, true>::new(chunk, pages)),
+            _ => isa.run(ScorePages::<F32, false>::new(chunk, pages)),
+        }
+        isa.run(Softmax { chunk });
+        match kind {
+            Some(KvType::F16) => isa.run(ValuePages::<F16, true>::new(chunk, keys)),
+            Some(KvType::F32) => isa.run(ValuePages::<F32, true>::new(chunk, keys)),
+            _ => isa.run(ValuePages::<F32, false>::new(chunk, keys)),
+        }
+        isa.run(Put { chunk });
     }
 }
 
@@ -277,40 +318,6 @@ macro_rules! sized {
 }
 
 impl Chunk<'_> {
-    /// Scores, softmax, weighted values; then the merge, or the partial result.
-    ///
-    /// # Safety
-    /// The memory is that of the block's queries.
-    unsafe fn run(&self, isa: Isa) {
-        // Queries with nothing to look at in this chunk, where others of the block have something, skip it.
-        let wanted = || self.keys.iter().filter(|keys| !keys.is_empty());
-        let (Some(from), Some(to)) = (wanted().map(|k| k.start).min(), wanted().map(|k| k.end).max()) else {
-            return;
-        };
-        let pages = from / PAGE * PAGE..to.next_multiple_of(PAGE);
-        let keys = from..to;
-        #[cfg(target_arch = "x86_64")]
-        if self.block.float == FloatArithmetic::Amx3 {
-            // SAFETY: `Block::run` has configured tiles and split the queries.
-            unsafe { tiles::Walk::new(self, keys).run() };
-            return isa.run(Put { chunk: self });
-        }
-        // One tile reads straight from pages of the plain types.
-        let kind = self.block.pages.layout.kind;
-        match Some(kind).filter(|_| self.keys.len() <= TILE) {
-            Some(KvType::F16) => isa.run(ScorePages::<F16, true>::new(self, pages)),
-            Some(KvType::F32) => isa.run(ScorePages::<F32, true>::new(self, pages)),
-            _ => isa.run(ScorePages::<F32, false>::new(self, pages)),
-        }
-        isa.run(Softmax { chunk: self });
-        match Some(kind).filter(|_| self.keys.len() <= TILE) {
-            Some(KvType::F16) => isa.run(ValuePages::<F16, true>::new(self, keys)),
-            Some(KvType::F32) => isa.run(ValuePages::<F32, true>::new(self, keys)),
-            _ => isa.run(ValuePages::<F32, false>::new(self, keys)),
-        }
-        isa.run(Put { chunk: self });
-    }
-
     /// Whether all queries may look at all of `span`.
     fn open(&self, span: &Range<usize>) -> bool {
         self.keys.iter().all(|keys| keys.start <= span.start && span.end <= keys.end)
@@ -322,22 +329,15 @@ impl Chunk<'_> {
     }
 
     /// Keys of the block's head in the page that holds position `at` of the chunk.
+    #[inline(always)]
     fn page_keys(&self, at: usize) -> *const u8 {
-        // SAFETY: `Inputs::check` bounds the pages of positions that a row of the step may look at by the pool.
-        unsafe { self.page(at).add(self.block.pages.layout.key_offset(self.block.kv_head)) }
+        self.pages[at / PAGE].wrapping_add(self.block.pages.layout.key_offset(self.block.kv_head))
     }
 
     /// Values of the block's head in the page that holds position `at` of the chunk.
+    #[inline(always)]
     fn page_values(&self, at: usize) -> *const u8 {
-        // SAFETY: as above.
-        unsafe { self.page(at).add(self.block.pages.layout.value_offset(self.block.kv_head)) }
-    }
-
-    fn page(&self, at: usize) -> *const u8 {
-        let tables = &self.block.inputs.kv[self.block.pages.group];
-        let page = tables.page(self.sequence, self.first + at);
-        // SAFETY: as above.
-        unsafe { self.block.pages.page(page) }
+        self.pages[at / PAGE].wrapping_add(self.block.pages.layout.value_offset(self.block.kv_head))
     }
 }
 

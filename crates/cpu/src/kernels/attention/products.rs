@@ -23,6 +23,9 @@ pub const COLUMNS: usize = 4 * MAX_LANES;
 /// Accumulators that are added before their sum is put aside.
 const FOUR: usize = 4;
 
+/// Bytes that memory moves at once.
+const LINE: usize = 64;
+
 /// Parts of a score that are put aside.
 const PARTS: usize = ACCUMULATORS / FOUR;
 
@@ -198,7 +201,8 @@ impl<E: Plain> Walk<'_, E> {
             unsafe {
                 let mut k = [V::splat(0.0); C];
                 for c in 0..C {
-                    if AHEAD {
+                    // Not twice for one line.
+                    if AHEAD && E::BYTES * c * V::LANES % LINE == 0 {
                         self.ahead.step(C * dim + c);
                     }
                     k[c] = E::load(self.keys.add(E::BYTES * (dim * PAGE + c * V::LANES)));
