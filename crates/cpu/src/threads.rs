@@ -1,7 +1,8 @@
 //! A team of threads that stays alive between steps.
 //!
 //! Work is cut into items by the caller, and workers claim items one at a time; that is free to vary, because no sum
-//! crosses items. A phase ends when its items are done, not when all workers have come: a worker that the system has
+//! crosses items. Each worker begins with a share of its own, so that claims do not contend, and goes on with what others
+//! have left. A phase ends when its items are done, not when all workers have come: a worker that the system has
 //! put aside holds up the one item it may have claimed, and nothing else. Waiting workers spin for a short while and
 //! then sleep. So another busy process on the machine costs its share and not much more.
 
@@ -50,8 +51,8 @@ struct Shared {
     /// Odd while a job is open. Helpers enter only then, counted in `active`.
     state: Padded<AtomicUsize>,
     active: Padded<AtomicUsize>,
-    /// The phase that is open, in the upper half, and the items of it that are claimed.
-    claims: Padded<AtomicU64>,
+    /// By worker: the last phase of which an item of its share was claimed, in the upper half, and how many were.
+    claims: Box<[Padded<AtomicU64>]>,
     /// Items done since the job began.
     done: Padded<AtomicUsize>,
     job: UnsafeCell<Option<*const Job>>,
@@ -85,7 +86,7 @@ impl Team {
             size: threads.max(1),
             state: Padded::default(),
             active: Padded::default(),
-            claims: Padded::default(),
+            claims: (0..threads.max(1)).map(|_| Padded::default()).collect(),
             done: Padded::default(),
             job: UnsafeCell::new(None),
             failed: AtomicBool::new(false),
@@ -127,7 +128,9 @@ impl Team {
     pub fn work(&self, job: &(dyn Fn(&mut Worker<'_>) + Sync)) {
         let _busy = lock(&self.busy);
         let shared = &*self.shared;
-        shared.claims.0.store(0, Ordering::Relaxed);
+        for claims in &shared.claims {
+            claims.0.store(0, Ordering::Relaxed);
+        }
         shared.done.0.store(0, Ordering::Relaxed);
         // SAFETY: only the lifetime changes; the pointer is not used once `active` is zero below.
         let job: *const Job =
@@ -200,17 +203,19 @@ impl Shared {
         }
     }
 
-    /// The next item of a phase, unless all are claimed. The caller has seen the end of the phase before.
-    fn claim(&self, phase: u32, items: usize) -> Option<usize> {
-        let mut word = self.claims.0.load(Ordering::Relaxed);
+    /// The next of the `items` of a worker's share of a phase, unless all are claimed. The caller has seen the end of the
+    /// phase before.
+    fn claim(&self, owner: usize, phase: u32, items: usize) -> Option<usize> {
+        let claims = &self.claims[owner].0;
+        let mut word = claims.load(Ordering::Relaxed);
         loop {
-            let (open, claimed) = ((word >> 32) as u32, word as u32);
-            let (item, next) = match open.cmp(&phase) {
-                std::cmp::Ordering::Less => (0, u64::from(phase) << 32 | 1),
+            let (last, claimed) = ((word >> 32) as u32, word as u32);
+            let (item, next) = match last.cmp(&phase) {
+                std::cmp::Ordering::Less if items > 0 => (0, u64::from(phase) << 32 | 1),
                 std::cmp::Ordering::Equal if (claimed as usize) < items => (claimed, word + 1),
                 _ => return None,
             };
-            match self.claims.0.compare_exchange_weak(word, next, Ordering::Relaxed, Ordering::Relaxed) {
+            match claims.compare_exchange_weak(word, next, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return Some(item as usize),
                 Err(now) => word = now,
             }
@@ -258,9 +263,14 @@ impl Worker<'_> {
         self.phase += 1;
         self.target += items;
         let mut mine = 0;
-        while let Some(item) = shared.claim(self.phase, items) {
-            f(item);
-            mine += 1;
+        let size = shared.size;
+        for owner in (self.index..size).chain(0..self.index) {
+            // Shares are interleaved, so that items are begun about in their order.
+            let share = (items + size - 1 - owner) / size;
+            while let Some(i) = shared.claim(owner, self.phase, share) {
+                f(owner + i * size);
+                mine += 1;
+            }
         }
         if mine > 0 && shared.done.0.fetch_add(mine, Ordering::SeqCst) + mine == self.target {
             shared.finished.ring();
