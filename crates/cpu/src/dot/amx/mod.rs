@@ -65,8 +65,8 @@ pub(super) struct Plan {
     multiply: Multiply,
 }
 
-/// Arranges the rows of a block.
-type Write = unsafe fn(&Packed, &Activations<'_>, Range<usize>, *mut u8);
+/// Arranges the units of these accumulators of the rows of a block: `(packed, x, rows, accumulators, to)`.
+type Write = unsafe fn(&Packed, &Activations<'_>, Range<usize>, Range<usize>, *mut u8);
 
 /// Multiplies one segment with blocks.
 type Multiply = unsafe fn(&Segment, &Blocks);
@@ -119,6 +119,18 @@ pub(super) fn plan(packed: &Packed, digits: usize, rows: usize) -> Option<Plan> 
 /// Accumulators of a segment.
 fn residues_of(plan: &Plan, units: usize) -> usize {
     (WEIGHTS_SHARE / (units.div_ceil(RESIDUES) * plan.tiles * plan.w_bytes)).clamp(1, RESIDUES)
+}
+
+/// The accumulators of each segment, and its units in packed order: up to the first accumulator without units.
+fn segments(plan: &Plan, units: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+    let residues = residues_of(plan, units);
+    let mut unit = 0;
+    (0..RESIDUES.min(units + 1)).step_by(residues).map(move |first| {
+        let accumulators = first..RESIDUES.min(first + residues);
+        let here: usize = accumulators.clone().map(|residue| units_of(units, residue)).sum();
+        unit += here;
+        (accumulators, unit - here..unit)
+    })
 }
 
 /// The most blocks that are arranged at once.
@@ -176,7 +188,6 @@ pub(super) unsafe fn product(
     let units = packed.units();
     let at_once = rows_at_once(packed, plan, x_rows.len());
     let places = Places::of(plan, units, at_once / plan.block);
-    let residues = residues_of(plan, units);
     let panel = scratch.lines.bytes(places.bytes);
     // SAFETY: scratch has room for all places; see the contracts of the functions called.
     unsafe {
@@ -187,36 +198,39 @@ pub(super) unsafe fn product(
             let rows = first..x_rows.end.min(first + at_once);
             let blocks = rows.len().div_ceil(plan.block);
             let arranges = scratch.arranges(x, &rows, packed.spec.dtype, Isa::Amx);
-            for b in 0..if arranges { blocks } else { 0 } {
-                let rows = first + b * plan.block..rows.end.min(first + (b + 1) * plan.block);
-                (plan.write)(packed, x, rows, panel.add(b * units * plan.x_bytes));
+            // All blocks' units of a segment lie together, since they are read together.
+            for (accumulators, here) in segments(plan, units).take_while(|_| arranges) {
+                for b in 0..blocks {
+                    let rows = first + b * plan.block..rows.end.min(first + (b + 1) * plan.block);
+                    let to = panel.add((here.start * blocks + b * here.len()) * plan.x_bytes);
+                    (plan.write)(packed, x, rows, accumulators.clone(), to);
+                }
             }
             for tile in tiles.clone().step_by(plan.tiles) {
                 let together = plan.tiles.min(tiles.end - tile);
                 let outputs = TILE * tile..packed.rows().min(TILE * (tile + together));
                 prefetch_outputs(outputs.clone(), rows.clone(), out);
-                let mut unit = 0;
-                // Up to the first accumulator without units.
-                for residue in (0..RESIDUES.min(units + 1)).step_by(residues) {
-                    let mut segment =
-                        Segment { weights, counts: [0; RESIDUES], residues: 0, first: residue == 0 };
-                    for r in residue..RESIDUES.min(residue + residues) {
-                        segment.counts[r - residue] = units_of(units, r);
-                        segment.residues += 1;
+                for (accumulators, here) in segments(plan, units) {
+                    let mut segment = Segment {
+                        weights,
+                        counts: [0; RESIDUES],
+                        residues: accumulators.len(),
+                        first: accumulators.start == 0,
+                    };
+                    for (count, residue) in segment.counts.iter_mut().zip(accumulators) {
+                        *count = units_of(units, residue);
                     }
-                    let here: usize = segment.counts.iter().sum();
                     for i in 0..plan.tiles {
                         // Where one tile is missing, another takes its place, and its results are not used.
                         let tile = tile + i.min(together - 1);
-                        let codes = packed.tile_codes(tile).add(unit * packed.spec.code_bytes());
-                        let scales = packed.tile_scales(tile).add(unit * packed.spec.scale_bytes());
-                        let to = weights.add(i * plan.w_bytes);
-                        (plan.expand)(Records { codes, scales, count: here }, to, plan.tiles * plan.w_bytes);
+                        let codes = packed.tile_codes(tile).add(here.start * packed.spec.code_bytes());
+                        let scales = packed.tile_scales(tile).add(here.start * packed.spec.scale_bytes());
+                        let records = Records { codes, scales, count: here.len() };
+                        (plan.expand)(records, weights.add(i * plan.w_bytes), plan.tiles * plan.w_bytes);
                     }
-                    let x = panel.add(unit * plan.x_bytes);
-                    let stride = units * plan.x_bytes;
+                    let x = panel.add(here.start * blocks * plan.x_bytes);
+                    let stride = here.len() * plan.x_bytes;
                     (plan.multiply)(&segment, &Blocks { x, stride, count: blocks, results, totals });
-                    unit += here;
                 }
                 for i in 0..together {
                     let first = TILE * (tile + i);

@@ -68,13 +68,19 @@ pub(super) fn plan(spec: &Spec, digits: usize) -> Option<Plan> {
     })
 }
 
-/// Arranges a block of activations.
+/// Arranges the units of these accumulators of a block of activations.
 ///
 /// # Safety
 /// AVX-512 is present; `rows`, not empty and at most 16, lie within the activations' layout, which is that of the matrix;
-/// `to` has room for the units of a row.
+/// `to` has room for these units of the block.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn write<const MIN: bool>(packed: &Packed, x: &Activations<'_>, rows: Range<usize>, to: *mut u8) {
+unsafe fn write<const MIN: bool>(
+    packed: &Packed,
+    x: &Activations<'_>,
+    rows: Range<usize>,
+    accumulators: Range<usize>,
+    to: *mut u8,
+) {
     let layout = x.layout();
     let units = packed.units();
     let pairs = _mm256_set_epi64x(PAIRED[1], PAIRED[0], PAIRED[1], PAIRED[0]);
@@ -88,7 +94,7 @@ unsafe fn write<const MIN: bool>(packed: &Packed, x: &Activations<'_>, rows: Ran
             let scales = from.add(layout.scale_offset(row)).cast::<f32>();
             let sums = from.add(layout.sum_offset(0, row)).cast::<i16>();
             let mut to = to;
-            for residue in 0..RESIDUES {
+            for residue in accumulators.clone() {
                 for i in 0..units_of(units, residue) {
                     let u = residue + RESIDUES * i;
                     let bytes = _mm256_shuffle_epi8(_mm256_loadu_si256(digits.add(32 * u).cast()), pairs);

@@ -93,16 +93,17 @@ pub(super) fn plan(spec: &Spec, digits: usize) -> Option<Plan> {
     })
 }
 
-/// Arranges a block of activations.
+/// Arranges the units of these accumulators of a block of activations.
 ///
 /// # Safety
 /// AVX-512 is present; `rows`, not empty and at most a block, lie within the activations' layout, which is that of the matrix;
-/// `to` has room for the units of a row.
+/// `to` has room for these units of the block.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn write<const MIN: bool, const D: usize>(
     packed: &Packed,
     x: &Activations<'_>,
     rows: Range<usize>,
+    accumulators: Range<usize>,
     to: *mut u8,
 ) {
     let layout = x.layout();
@@ -115,7 +116,7 @@ unsafe fn write<const MIN: bool, const D: usize>(
             let from = x.bytes.as_ptr();
             let scales = from.add(layout.scale_offset(row)).cast::<f32>();
             let mut to = to;
-            for residue in 0..RESIDUES {
+            for residue in accumulators.clone() {
                 for i in 0..units_of(units, residue) {
                     let u = residue + RESIDUES * i;
                     for digit in 0..D {
