@@ -275,20 +275,34 @@ unsafe fn finish(
     }
 }
 
-/// Adds the accumulators of a unit group to the totals of a block, or begins them.
+/// Begins totals, so many rows of them: added to -0, every number is itself, and the additions are then the same for all
+/// accumulators.
 ///
 /// # Safety
-/// AVX-512 is present; `totals` are 16 rows.
+/// AVX-512 is present; there is room for the rows.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn add_totals(acc: &[std::arch::x86_64::__m512; BLOCK], totals: *mut [f32; TILE], first: bool) {
+unsafe fn begin_totals(totals: *mut [f32; TILE], rows: usize) {
     use std::arch::x86_64::*;
-    for (r, acc) in acc.iter().enumerate() {
+    for r in 0..rows {
+        // SAFETY: the caller's duty.
+        unsafe { _mm512_storeu_ps(totals.add(r).cast(), _mm512_set1_ps(-0.0)) };
+    }
+}
+
+/// Adds an accumulator without units: it is zero, and turns -0 into +0. More of them, and no others follow, change nothing.
+///
+/// # Safety
+/// AVX-512 is present; `totals` are so many rows.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn add_nothing(totals: *mut [f32; TILE], rows: usize) {
+    use std::arch::x86_64::*;
+    for r in 0..rows {
         // SAFETY: the caller's duty.
         unsafe {
             let total = totals.add(r).cast::<f32>();
-            let sum = if first { *acc } else { _mm512_add_ps(_mm512_loadu_ps(total), *acc) };
-            _mm512_storeu_ps(total, sum);
+            _mm512_storeu_ps(total, _mm512_add_ps(_mm512_loadu_ps(total), _mm512_setzero_ps()));
         }
     }
 }

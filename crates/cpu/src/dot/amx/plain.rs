@@ -19,7 +19,9 @@ use super::super::kernel::read_scale;
 use super::super::pack::{RESIDUES, units_of};
 use super::super::spec::{self, Format, Min, Spec, TILE};
 use super::super::{Activations, Packed};
-use super::{BLOCK, Blocks, Expand, Multiply, Plan, Records, Segment, TILE_BYTES, Write, add_totals};
+use super::{
+    BLOCK, Blocks, Expand, Multiply, Plan, Records, Segment, TILE_BYTES, Write, add_nothing, begin_totals,
+};
 use ingle_tensor::DType;
 
 /// Tiles of weights that meet each tile of activations.
@@ -201,10 +203,7 @@ unsafe fn multiply<const MIN: bool>(segment: &Segment, blocks: &Blocks) {
     // follow each pointer.
     unsafe {
         if segment.first {
-            // Added to this, every number is itself; the rest of the additions is then the same for all accumulators.
-            for i in 0..blocks.count * TILES * BLOCK {
-                _mm512_storeu_ps(blocks.totals.add(i).cast(), _mm512_set1_ps(-0.0));
-            }
+            begin_totals(blocks.totals, blocks.count * TILES * BLOCK);
         }
         let mut stream = Stream::<MIN>::new(segment, blocks);
         for _ in 0..AHEAD {
@@ -241,12 +240,7 @@ unsafe fn multiply<const MIN: bool>(segment: &Segment, blocks: &Blocks) {
                     w = w.add(TILES * bytes);
                 }
                 if count == 0 {
-                    // An accumulator without units is zero and is added all the same: it turns -0 into +0. More of them,
-                    // and no others follow, change nothing.
-                    for tile in 0..group * TILES {
-                        let totals = totals.add(tile * TILE * BLOCK).cast();
-                        add_totals(&[_mm512_setzero_ps(); BLOCK], totals, false);
-                    }
+                    add_nothing(totals.cast(), group * TILES * BLOCK);
                     break;
                 }
             }

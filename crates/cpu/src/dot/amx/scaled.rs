@@ -16,7 +16,9 @@ use super::super::kernel::read_codes;
 use super::super::pack::{RESIDUES, units_of};
 use super::super::spec::{self, Format, Min, Spec, TILE};
 use super::super::{Activations, Packed};
-use super::{BLOCK, Blocks, Expand, Multiply, Plan, Records, Segment, TILE_BYTES, Write, add_totals};
+use super::{
+    BLOCK, Blocks, Expand, Multiply, Plan, Records, Segment, TILE_BYTES, Write, add_nothing, begin_totals,
+};
 use ingle_graph::quantize::SUM;
 use ingle_tensor::DType;
 
@@ -253,10 +255,7 @@ unsafe fn multiply<const MIN: bool, const D: usize>(segment: &Segment, blocks: &
     // units as counted follow each pointer.
     unsafe {
         if segment.first {
-            // Added to this, every number is itself; the rest of the additions is then the same for all accumulators.
-            for i in 0..blocks.count * rows * TILES {
-                _mm512_storeu_ps(blocks.totals.add(i).cast(), _mm512_set1_ps(-0.0));
-            }
+            begin_totals(blocks.totals, blocks.count * rows * TILES);
         }
         let mut odd = false;
         let mut pending: Option<Tail> = None;
@@ -313,11 +312,7 @@ unsafe fn multiply<const MIN: bool, const D: usize>(segment: &Segment, blocks: &
             }
         }
         if segment.counts[..segment.residues].contains(&0) {
-            // An accumulator without units is zero and is added all the same: it turns -0 into +0. More of them, and no
-            // others follow, change nothing.
-            for run in 0..blocks.count * TILES * GROUPS / D {
-                add_totals(&[_mm512_setzero_ps(); BLOCK], blocks.totals.add(run * BLOCK), false);
-            }
+            add_nothing(blocks.totals, blocks.count * rows * TILES);
         }
     }
 }
