@@ -148,6 +148,18 @@ pub fn prefetch(at: *const u8) {
     let _ = at;
 }
 
+/// The same, but no further than the second cache, which can have more requests under way than the first.
+#[inline(always)]
+pub fn prefetch_far(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint: it reads nothing the program can see and cannot fault.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// Most lanes a [`Vector`] has; every width divides it.
 pub const MAX_LANES: usize = 16;
 

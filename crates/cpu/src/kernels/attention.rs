@@ -118,6 +118,8 @@ pub struct Block<'a> {
     pub kv_head: usize,
     /// Chunks to walk.
     pub chunks: Range<usize>,
+    /// What the worker probably reads after them, to be asked for in time: row, head of keys and values, chunk.
+    pub next: Option<(usize, usize, usize)>,
     /// Where the result goes.
     pub sink: Sink,
 }
@@ -189,10 +191,27 @@ struct Chunk<'a> {
     keys: &'a [Range<usize>],
     /// The layer's part of each page that any query may look at.
     pages: [*const u8; ATTENTION_CHUNK / PAGE],
+    /// Keys that are read after this chunk.
+    next: Option<*const u8>,
     padded: usize,
 }
 
 impl Block<'_> {
+    /// The first keys that are read after a chunk of the block, as far as that is known.
+    fn upcoming(&self, chunk: usize) -> Option<*const u8> {
+        let same = (chunk + 1 < self.chunks.end).then_some((self.rows.start, self.kv_head, chunk + 1));
+        let (row, kv_head, chunk) = same.or(self.next)?;
+        let allowed = allowed(self.spec, self.inputs.positions[row] as usize);
+        let first = allowed.start.max(chunk * ATTENTION_CHUNK);
+        if first >= allowed.end {
+            return None;
+        }
+        let page = self.inputs.kv[self.pages.group].page(self.inputs.sequences[row], first);
+        // SAFETY: `Inputs::check` bounds the pages of positions that a row of the step may look at by the pool.
+        let page = unsafe { self.pages.page(page) };
+        Some(page.wrapping_add(self.pages.layout.key_offset(kv_head)))
+    }
+
     fn group(&self) -> usize {
         self.spec.heads / self.spec.kv_heads
     }
@@ -274,7 +293,8 @@ impl Block<'_> {
             // SAFETY: `Inputs::check` bounds the pages of positions that a row of the step may look at by the pool.
             pages[i] = unsafe { self.pages.page(tables.page(sequence, first + i * PAGE)) };
         }
-        let chunk = &Chunk { block: self, memory, keys, pages, padded: padded(self.spec.head_dim) };
+        let next = self.upcoming(first / ATTENTION_CHUNK);
+        let chunk = &Chunk { block: self, memory, keys, pages, next, padded: padded(self.spec.head_dim) };
         let (pages, keys) = (from / PAGE * PAGE..to.next_multiple_of(PAGE), from..to);
         #[cfg(target_arch = "x86_64")]
         if self.float == FloatArithmetic::Amx3 {
@@ -465,7 +485,7 @@ impl<E: Plain, const DIRECT: bool> Kernel for ValuePages<'_, E, DIRECT> {
                     let (values, stride, ahead) = if DIRECT {
                         let block = chunk.page_values(first);
                         let more = span.end < keys.end;
-                        let next = if more { chunk.page_values(span.end) } else { block };
+                        let next = if more { chunk.page_values(span.end) } else { chunk.next.unwrap_or(block) };
                         let bytes = layout.value_bytes * width / padded;
                         let ahead = Ahead::new(next.wrapping_add(E::BYTES * PAGE * d), bytes, VALUE_STEPS);
                         (block.add(E::BYTES * d), padded, ahead)

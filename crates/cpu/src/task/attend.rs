@@ -89,9 +89,10 @@ pub fn attend(
     let longest = (0..rows).map(|row| chunks(row).len()).max().unwrap_or(0);
     let pages = frame.pool.layer(spec.layer);
     let group = spec.heads / spec.kv_heads;
-    let mut block = |rows: Range<usize>, kv_head, chunks, sink| {
+    let workers = worker.workers();
+    let mut block = |rows: Range<usize>, kv_head, chunks, next, sink| {
         let q = q.row(frame, 0);
-        let block = Block { spec, float, pages, inputs: frame.inputs, q, rows, kv_head, chunks, sink };
+        let block = Block { spec, float, pages, inputs: frame.inputs, q, rows, kv_head, chunks, next, sink };
         block.run(frame.isa, &mut scratch.attention);
     };
     if longest > 1 && rows * spec.kv_heads < few(worker.workers()) {
@@ -99,16 +100,18 @@ pub fn attend(
         let stride = (1 + longest) * partial;
         let partials = start(&frame.spare.partials).cast::<f32>();
         worker.share(rows * spec.kv_heads * longest, |item| {
-            let (row, kv_head) = (item / longest / spec.kv_heads, item / longest % spec.kv_heads);
-            let chunks = chunks(row);
-            let chunk = item % longest;
-            if chunk < chunks.len() {
+            let place = |item: usize| {
+                let (row, kv_head) = (item / longest / spec.kv_heads, item / longest % spec.kv_heads);
+                (row < rows).then(|| (row, kv_head, chunks(row).start + item % longest))
+            };
+            let Some((row, kv_head, chunk)) = place(item) else { return };
+            if chunk < chunks(row).end {
+                let at = 1 + chunk - chunks(row).start;
                 // SAFETY: `needs` made room for these rows, all heads and the longest context.
-                let out = unsafe {
-                    partials.add((row * spec.heads + kv_head * group) * stride + (1 + chunk) * partial)
-                };
-                let chunk = chunks.start + chunk;
-                block(row..row + 1, kv_head, chunk..chunk + 1, Sink::Partial { out, stride });
+                let out =
+                    unsafe { partials.add((row * spec.heads + kv_head * group) * stride + at * partial) };
+                let next = place(item + workers);
+                block(row..row + 1, kv_head, chunk..chunk + 1, next, Sink::Partial { out, stride });
             }
         });
         worker.share(rows * spec.kv_heads, |item| {
@@ -128,8 +131,13 @@ pub fn attend(
         let blocks = rows.div_ceil(height);
         worker.share(blocks * spec.kv_heads, |item| {
             // Later rows look at more keys: they go first.
-            let (first, kv_head) = ((blocks - 1 - item / spec.kv_heads) * height, item % spec.kv_heads);
+            let place = |item: usize| {
+                let before = (item / spec.kv_heads < blocks).then(|| blocks - 1 - item / spec.kv_heads)?;
+                Some((before * height, item % spec.kv_heads, 0))
+            };
+            let Some((first, kv_head, _)) = place(item) else { return };
             let mut rest = first..rows.min(first + height);
+            let next = place(item + workers);
             while !rest.is_empty() {
                 let sequence = frame.inputs.sequences[rest.start];
                 let same = rest.clone().take_while(|&row| frame.inputs.sequences[row] == sequence).count();
@@ -137,7 +145,7 @@ pub fn attend(
                 rest.start += same;
                 let from = run.clone().map(|row| chunks(row).start).min().unwrap_or(0);
                 let to = run.clone().map(|row| chunks(row).end).max().unwrap_or(0);
-                block(run, kv_head, from..to, Sink::Rows { out, stride: q.cols() });
+                block(run, kv_head, from..to, next, Sink::Rows { out, stride: q.cols() });
             }
         });
     }

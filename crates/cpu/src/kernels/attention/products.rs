@@ -12,7 +12,7 @@ use ingle_graph::{ATTENTION_CHUNK, AttentionSpec, PAGE};
 
 use super::MAX_STRIDE;
 use crate::kernels::kv::{ACCUMULATORS, PageLayout, Plain};
-use crate::simd::{MAX_LANES, Vector, prefetch};
+use crate::simd::{MAX_LANES, Vector, prefetch_far};
 
 /// Queries that share one read of keys or values.
 pub const TILE: usize = 4;
@@ -48,7 +48,7 @@ impl Ahead {
 
     #[inline(always)]
     fn step(&self, i: usize) {
-        prefetch(self.at.wrapping_add(i * self.step));
+        prefetch_far(self.at.wrapping_add(i * self.step));
     }
 }
 
