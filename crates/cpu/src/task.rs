@@ -9,7 +9,7 @@ mod linear;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 
-use ingle_graph::op::{Emit, RopeId, UNITS};
+use ingle_graph::op::{Emit, Gated, RopeId, UNITS};
 use ingle_graph::quantize::Layout;
 use ingle_graph::reference::IntRow;
 use ingle_graph::{
@@ -27,7 +27,7 @@ use crate::kernels::norm::RmsNorm;
 use crate::kernels::peaks::Peak;
 use crate::kernels::quantize::{Quantize, Quantized};
 use crate::kernels::rope::{Rope, RopeTable};
-use crate::memory::Aligned;
+use crate::memory::{Aligned, Lines};
 use crate::simd::Isa;
 use crate::threads::Worker;
 use crate::weights::Weights;
@@ -83,6 +83,8 @@ pub struct Scratch {
     /// A row of a quantized matrix without a packed form.
     integers: IntRow,
     product: dot::Scratch,
+    /// What a gated unit reads.
+    gated: Lines,
     floats: panels::Scratch,
     attention: attention::Scratch,
 }
@@ -185,7 +187,6 @@ struct Part {
     scale: Option<f32>,
     bias: Option<WeightId>,
     x: Value,
-    y: Value,
 }
 
 /// A step that can run.
@@ -199,7 +200,8 @@ enum Work {
     Embed { table: WeightId, scale: f32, y: Value },
     Norm { weight: WeightId, eps: f32, x: Value, emit: Emission },
     Quantize { x: Value, emit: Emission },
-    Linear { parts: Vec<Part>, residual: Option<Value> },
+    Linear { parts: Vec<Part>, y: Vec<Value>, residual: Option<Value> },
+    Gated { parts: Vec<Part>, act: Activation, emit: Emission },
     Add { a: Value, b: Value, y: Value },
     Scale { factor: f32, x: Value, y: Value },
     Softcap { cap: f32, x: Value, y: Value },
@@ -220,6 +222,8 @@ pub struct Needs {
     integers: usize,
     /// Bytes of a worker's product scratch.
     product: usize,
+    /// Bytes of a worker's products that a gated unit reads.
+    gated: usize,
     /// Bytes of a worker's scratch for products of floats.
     floats: usize,
     /// Arithmetic, queries and head size of a worker's attention scratch.
@@ -239,6 +243,7 @@ impl Needs {
             row: self.row.max(other.row),
             integers: self.integers.max(other.integers),
             product: self.product.max(other.product),
+            gated: self.gated.max(other.gated),
             floats: self.floats.max(other.floats),
             float: self.float.max(other.float),
             queries: self.queries.max(other.queries),
@@ -257,6 +262,7 @@ impl Scratch {
         }
         self.integers.reserve(needs.integers);
         self.product.reserve(needs.product);
+        self.gated.reserve(needs.gated);
         self.floats.reserve(needs.floats);
         self.attention.reserve(needs.float, needs.queries, needs.head_dim);
     }
@@ -273,15 +279,21 @@ impl Task {
                 Work::Norm { weight: *weight, eps: *eps, x, emit: Emission::new(emit, &outputs) }
             }
             (Op::Quantize { emit }, &[x], _) => Work::Quantize { x, emit: Emission::new(emit, &outputs) },
-            (Op::Linear { parts, residual }, _, _) => Work::Linear {
-                parts: linear_parts(parts, &inputs, &outputs)?,
+            (Op::Linear { parts, gated: Some(Gated { act, emit }), .. }, _, _) => Work::Gated {
+                parts: linear_parts(parts, &inputs)?,
+                act: *act,
+                emit: Emission::new(emit, &outputs),
+            },
+            (Op::Linear { parts, residual, .. }, _, _) => Work::Linear {
+                parts: linear_parts(parts, &inputs)?,
+                y: outputs,
                 residual: inputs.last().copied().filter(|_| *residual),
             },
             (Op::Add, &[a, b], &[y]) => Work::Add { a, b, y },
             (Op::Scale(factor), &[x], &[y]) => Work::Scale { factor: *factor, x, y },
             (Op::Softcap(cap), &[x], &[y]) => Work::Softcap { cap: *cap, x, y },
             (Op::Peaks { span }, &[x], &[y]) => Work::Peaks { span: *span, x, y },
-            (Op::Glu { act, emit }, &[gate, up], _) => {
+            (Op::Glu(Gated { act, emit }), &[gate, up], _) => {
                 Work::Glu { act: *act, gate, up, emit: Emission::new(emit, &outputs) }
             }
             (Op::Rope { rope, head_dim }, &[x], &[y]) => {
@@ -315,7 +327,11 @@ impl Task {
             Work::Norm { x, emit, .. } if emit.f32.is_none() => needs.row = x.cols(),
             Work::Glu { .. } => needs.row = SPAN,
             Work::Store { k, .. } => needs.row = k.cols(),
-            Work::Linear { parts, .. } => {
+            Work::Linear { parts, .. } | Work::Gated { parts, .. } => {
+                if let Work::Gated { emit, .. } = &self.work {
+                    let rows = parts.first().map_or(0, |part| part.x.room(bucket));
+                    needs.gated = linear::gated_bytes(rows, emit);
+                }
                 for part in parts {
                     match (weights.packed(part.weight), &part.x.layout) {
                         (Some(packed), Some(layout)) => {
@@ -361,9 +377,10 @@ impl Task {
                 let x = x.row(frame, 0);
                 quantize(frame, worker, x, emit);
             }
-            Work::Linear { parts, residual } => {
-                linear::linear(frame, worker, scratch, parts, residual.as_ref())
+            Work::Linear { parts, y, residual } => {
+                linear::linear(frame, worker, scratch, parts, y, residual.as_ref())
             }
+            Work::Gated { parts, act, emit } => linear::gated(frame, worker, scratch, parts, *act, emit),
             Work::Add { a, b, y } => {
                 each(worker, y.rows(frame) * y.cols(), |span| {
                     // SAFETY: spans of equal values.
@@ -429,12 +446,12 @@ impl Task {
     }
 }
 
-fn linear_parts(parts: &[LinearPart], inputs: &[Value], outputs: &[Value]) -> Result<Vec<Part>, String> {
-    let part = |(part, &y): (&LinearPart, &Value)| {
+fn linear_parts(parts: &[LinearPart], inputs: &[Value]) -> Result<Vec<Part>, String> {
+    let part = |part: &LinearPart| {
         let x = *inputs.get(part.input).ok_or("a product reads an input that is not there")?;
-        Ok(Part { weight: part.weight, scale: part.scale, bias: part.bias, x, y })
+        Ok(Part { weight: part.weight, scale: part.scale, bias: part.bias, x })
     };
-    parts.iter().zip(outputs).map(part).collect()
+    parts.iter().map(part).collect()
 }
 
 /// Shares out `items` in runs of neighbours: few enough claims for small items, enough for an even end.
@@ -530,6 +547,7 @@ fn glu(
             let y = emit.f32.map_or(scratch.row.as_mut_ptr(), |y| y.row(frame, row).add(col));
             (gate.row(frame, row).add(col), up.row(frame, row).add(col), y)
         };
-        frame.isa.run(Glu { act, gate, up, y, n, quantized: &targets, row, col });
+        let rows = row..row + 1;
+        frame.isa.run(Glu { act, gate, up, stride: 0, y, y_stride: 0, n, quantized: &targets, rows, col });
     });
 }

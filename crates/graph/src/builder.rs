@@ -221,7 +221,7 @@ impl<'a> Builder<'a> {
         let ty = ValueType::f32(self.graph.ty(x).rows, self.graph.weight(weight).rows);
         let scale = self.scale_of(&self.graph.weight(weight).name.clone());
         let parts = vec![LinearPart { weight, scale, bias, input: 0 }];
-        self.node(name, Op::Linear { parts, residual: false }, &[x], &[ty])[0]
+        self.node(name, Op::Linear { parts, residual: false, gated: None }, &[x], &[ty])[0]
     }
 
     /// a + b.
@@ -248,7 +248,7 @@ impl<'a> Builder<'a> {
 
     /// act(gate) * up.
     pub fn glu(&mut self, name: &str, act: Activation, gate: ValueId, up: ValueId) -> ValueId {
-        self.map(name, Op::Glu { act, emit: Emit::plain() }, &[gate, up])
+        self.map(name, Op::Glu(Gated { act, emit: Emit::plain() }), &[gate, up])
     }
 
     /// Rotary embedding of every head.

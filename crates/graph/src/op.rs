@@ -201,6 +201,15 @@ pub struct AttentionSpec {
     pub softcap: Option<f32>,
 }
 
+/// A gated unit: fl(act(gate) * up).
+#[derive(Clone, PartialEq, Debug)]
+pub struct Gated {
+    /// Function of the gate.
+    pub act: Activation,
+    /// How the outputs are written.
+    pub emit: Emit,
+}
+
 /// An operation. Inputs and outputs are listed on the [`Node`]; shapes below are `[rows, cols]`.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Op {
@@ -229,12 +238,15 @@ pub enum Op {
         emit: Emit,
     },
     /// Products `y_i = (scale_i *) W_i x (+ b_i)`, one output per part; with `residual`, the last input is added to the
-    /// only output, which then has no scale.
+    /// only output, which then has no scale; with `gated`, the parts are gate and up of a gated unit, whose outputs are
+    /// this op's.
     Linear {
         /// Matrices that read the same rows.
         parts: Vec<LinearPart>,
         /// The last input is added to the product: fl(residual + y).
         residual: bool,
+        /// The gated unit that reads the two products.
+        gated: Option<Gated>,
     },
     /// a, b `[n, cols]` -> fl(a + b).
     Add,
@@ -249,12 +261,7 @@ pub enum Op {
         span: usize,
     },
     /// gate, up `[n, cols]` -> fl(act(gate) * up).
-    Glu {
-        /// Function of the gate.
-        act: Activation,
-        /// How the outputs are written.
-        emit: Emit,
-    },
+    Glu(Gated),
     /// x `[T, heads * head_dim]` -> the same, rotated by positions\[t\].
     Rope {
         /// Table.
@@ -326,7 +333,7 @@ impl Op {
             Op::Scale(_) => "scale",
             Op::Softcap(_) => "softcap",
             Op::Peaks { .. } => "peaks",
-            Op::Glu { .. } => "glu",
+            Op::Glu(_) => "glu",
             Op::Rope { .. } => "rope",
             Op::KvStore { .. } => "kv_store",
             Op::RopeStore { .. } => "rope_store",
@@ -340,7 +347,8 @@ impl Op {
     pub fn emit_mut(&mut self) -> Option<&mut Emit> {
         match self {
             Op::RmsNorm { emit, .. }
-            | Op::Glu { emit, .. }
+            | Op::Glu(Gated { emit, .. })
+            | Op::Linear { gated: Some(Gated { emit, .. }), .. }
             | Op::Attention { emit, .. }
             | Op::Quantize { emit } => Some(emit),
             _ => None,

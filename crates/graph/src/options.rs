@@ -119,6 +119,8 @@ pub struct PlanOptions {
     pub fuse_rope_store: bool,
     /// The residual is added in the product's tail.
     pub fuse_residual: bool,
+    /// The gated unit of gate and up, where they are one node, is computed in its tail.
+    pub fuse_gated: bool,
     /// Hidden states become outputs (`hidden.N`), for `verify`.
     pub taps: bool,
     /// Devices and their layers.
@@ -137,6 +139,7 @@ impl Default for PlanOptions {
             fuse_quantize: true,
             fuse_rope_store: true,
             fuse_residual: true,
+            fuse_gated: true,
             taps: false,
             placement: Placement::default(),
         }
@@ -152,6 +155,7 @@ impl PlanOptions {
             fuse_quantize: false,
             fuse_rope_store: false,
             fuse_residual: false,
+            fuse_gated: false,
             ..self
         }
     }

@@ -388,8 +388,9 @@ impl Interpreter {
                 f[0].chunks(*group).for_each(|x| y.extend(rms_norm(x, &w, *eps)));
             }
             Op::Quantize { .. } => y = std::mem::take(&mut f[0]),
-            Op::Linear { parts, residual } => {
-                for (part, out) in parts.iter().zip(&step.outputs) {
+            Op::Linear { parts, residual, gated } => {
+                let mut products = Vec::new();
+                for part in parts {
                     let w = weight(&part.weight);
                     let bias = part.bias.map(|b| self.vector(weight(&b))).transpose()?;
                     let slot = &step.inputs[part.input];
@@ -420,9 +421,15 @@ impl Interpreter {
                             y[row * w.rows + n] = v;
                         }
                     }
-                    memory.write(out, &y);
+                    products.push(y);
                 }
-                return Ok(());
+                if gated.is_none() {
+                    step.outputs.iter().zip(&products).for_each(|(out, y)| memory.write(out, y));
+                    return Ok(());
+                }
+                if let (Some(unit), [gate, up]) = (gated, products.as_slice()) {
+                    y.extend(gated_unit(unit.act, gate, up));
+                }
             }
             Op::Add => y.extend(f[0].iter().zip(&f[1]).map(|(a, b)| a + b)),
             Op::Scale(factor) => y.extend(f[0].iter().map(|x| x * factor)),
@@ -431,7 +438,7 @@ impl Interpreter {
                 let rows = f[0].chunks(cols_in);
                 y.extend(rows.flat_map(|row| row.chunks(*span)).map(peak));
             }
-            Op::Glu { act, .. } => y.extend(f[0].iter().zip(&f[1]).map(|(&g, u)| activate(*act, g) * u)),
+            Op::Glu(unit) => y.extend(gated_unit(unit.act, &f[0], &f[1])),
             Op::Rope { rope: id, head_dim } | Op::RopeStore { rope: id, head_dim, .. } => {
                 let spec = &program.ropes[id.0 as usize];
                 let rotate = |x: &mut [f32], cols: usize| {
@@ -488,6 +495,11 @@ impl Interpreter {
         step.outputs.iter().for_each(|slot| memory.write(slot, &y));
         Ok(())
     }
+}
+
+/// fl(act(gate) * up)
+fn gated_unit(act: Activation, gate: &[f32], up: &[f32]) -> impl Iterator<Item = f32> {
+    gate.iter().zip(up).map(move |(&g, u)| activate(act, g) * u)
 }
 
 /// The largest, or NaN where there is one.

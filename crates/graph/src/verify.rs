@@ -2,7 +2,7 @@
 //! read, on the device that reads them, and every op's types fit.
 
 use crate::builder::Graph;
-use crate::op::{Elem, Node, Op, Rows, UNITS, ValueType};
+use crate::op::{Elem, Gated, LinearPart, Node, Op, Rows, UNITS, ValueType};
 use crate::{Error, Result};
 
 /// Checks `graph` after `pass`.
@@ -68,17 +68,19 @@ fn types(graph: &Graph, node: &Node) -> std::result::Result<(), String> {
         if ok { Ok(()) } else { Err(format!("{rule}; inputs {input:?}, outputs {output:?}")) }
     };
     let f32_in = |i: usize| input.get(i).is_some_and(|t| t.elem == Elem::F32);
-    // Outputs of an op that may quantize: the shape of input 0, elements as the emission says.
-    let emitted = |emit: &crate::op::Emit| {
+    // Outputs of an op that may quantize: the shape of `of`, elements as the emission says.
+    let emits = |emit: &crate::op::Emit, of: ValueType| {
         let elems = emit.elems();
         elems.len() == output.len()
             && !elems.is_empty()
             && emit.quantized.is_sorted_by(|a, b| a.digits() < b.digits())
-            && emit.quantized.iter().all(|e| {
-                e.digits().is_some_and(|(u, _)| UNITS.contains(&u) && input[0].cols.is_multiple_of(u))
-            })
-            && elems.iter().zip(&output).all(|(&elem, o)| *o == ValueType { elem, ..input[0] })
+            && emit
+                .quantized
+                .iter()
+                .all(|e| e.digits().is_some_and(|(u, _)| UNITS.contains(&u) && of.cols.is_multiple_of(u)))
+            && elems.iter().zip(&output).all(|(&elem, o)| *o == ValueType { elem, ..of })
     };
+    let emitted = |emit: &crate::op::Emit| emits(emit, input[0]);
     let same = output.len() == 1 && input.iter().chain(&output).all(|t| Some(t) == input.first());
     let kv = |k: &ValueType, v: &ValueType, layer: usize| {
         graph.kv.get(layer).is_some_and(|l| k.cols == l.heads * l.head_dim && v == k)
@@ -100,9 +102,12 @@ fn types(graph: &Graph, node: &Node) -> std::result::Result<(), String> {
         Op::Quantize { emit } => {
             want(input.len() == 1 && f32_in(0) && !emit.f32 && emitted(emit), "wants one f32 input")
         }
-        Op::Linear { parts, residual } => {
+        Op::Linear { parts, residual, gated } => {
             let n = input.len() - usize::from(*residual);
-            let fits = parts.iter().zip(&output).all(|(p, o)| {
+            let product = |p: &LinearPart| {
+                ValueType::f32(input.get(p.input).map_or(Rows::T, |x| x.rows), graph.weight(p.weight).rows)
+            };
+            let fits = parts.iter().all(|p| {
                 let w = graph.weight(p.weight);
                 let unit_fits = |x: &ValueType| match x.elem {
                     Elem::F32 => true,
@@ -112,15 +117,21 @@ fn types(graph: &Graph, node: &Node) -> std::result::Result<(), String> {
                     && input[p.input].cols == w.cols
                     && unit_fits(&input[p.input])
                     && p.bias.is_none_or(|b| graph.weight(b).cols == w.rows)
-                    && *o == ValueType::f32(input[p.input].rows, w.rows)
             });
+            let written = match (gated, parts.as_slice()) {
+                (None, _) => parts.iter().map(product).eq(output.iter().copied()),
+                (Some(unit), [gate, up]) => {
+                    !residual && product(gate) == product(up) && emits(&unit.emit, product(gate))
+                }
+                _ => false,
+            };
             want(
-                parts.len() == output.len()
-                    && !parts.is_empty()
+                !parts.is_empty()
                     && fits
+                    && written
                     && (!residual
                         || (parts.len() == 1 && parts[0].scale.is_none() && input.last() == output.first())),
-                "wants inputs of each matrix's width and unit, f32 outputs of its height, at most one residual and then no scale",
+                "wants inputs of each matrix's width and unit, f32 outputs of its height (gated: those of two equal ones, and no residual), at most one residual and then no scale",
             )
         }
         Op::Add => want(input.len() == 2 && f32_in(0) && same, "wants two equal f32 inputs"),
@@ -132,7 +143,7 @@ fn types(graph: &Graph, node: &Node) -> std::result::Result<(), String> {
                 && output == [ValueType { cols: input[0].cols.div_ceil(*span), ..input[0] }],
             "wants one f32 input, spans of at least one column, and an output column for each",
         ),
-        Op::Glu { emit, .. } => want(
+        Op::Glu(Gated { emit, .. }) => want(
             input.len() == 2 && f32_in(0) && input[0] == input[1] && emitted(emit),
             "wants two equal f32 inputs",
         ),

@@ -42,6 +42,7 @@ fields! {
     fuse_quantize: true, false;
     fuse_rope_store: true, false;
     fuse_residual: true, false;
+    fuse_gated: true, false;
     taps: false, true;
     placement: Placement { first: Vec::from([0]) }, Placement { first: Vec::from([0, 1]) };
 }

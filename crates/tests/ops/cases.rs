@@ -39,6 +39,15 @@ pub enum Case {
         act: Activation,
         feeds: Option<DType>,
     },
+    /// A gated unit over products with two weights `[n, k]`, which is the tail of both.
+    Gated {
+        rows: usize,
+        dtype: DType,
+        n: usize,
+        k: usize,
+        act: Activation,
+        feeds: Option<DType>,
+    },
     Add {
         rows: usize,
         cols: usize,
@@ -91,6 +100,7 @@ impl Case {
             | Case::Embed { rows, .. }
             | Case::Norm { rows, .. }
             | Case::Glu { rows, .. }
+            | Case::Gated { rows, .. }
             | Case::Add { rows, .. }
             | Case::Scale { rows, .. }
             | Case::Softcap { rows, .. }
@@ -116,6 +126,8 @@ impl Case {
             Case::Norm { .. } => "norm + quantize".into(),
             Case::Glu { feeds: None, .. } => "glu".into(),
             Case::Glu { .. } => "glu + quantize".into(),
+            Case::Gated { feeds: None, .. } => "gate, up, glu".into(),
+            Case::Gated { .. } => "gate, up, glu + quantize".into(),
             Case::Add { .. } => "add".into(),
             Case::Scale { .. } => "scale".into(),
             Case::Softcap { .. } => "softcap".into(),
@@ -188,6 +200,18 @@ pub fn cases() -> Vec<Case> {
         }
         for act in [Activation::Silu, Activation::GeluTanh, Activation::GeluErf] {
             cases.push(Case::Glu { rows, cols: 67, act, feeds: None });
+            cases.push(Case::Gated { rows, dtype: DType::Q4_1, n: 75, k: 96, act, feeds: None });
+        }
+        for (dtype, feeds) in [
+            (DType::Q4_1, DType::Q4_1),
+            (DType::Q5_0, DType::Q4K),
+            (DType::Q6K, DType::Q8_0),
+            (DType::NVFP4, DType::NVFP4),
+            (DType::F32, DType::Q1_0),
+            (DType::BF16, DType::Q6K),
+        ] {
+            let (n, k, act) = (768, 256, Activation::GeluTanh);
+            cases.push(Case::Gated { rows, dtype, n, k, act, feeds: Some(feeds) });
         }
         for cols in [1, 67, 640] {
             cases.push(Case::Add { rows, cols });

@@ -174,6 +174,12 @@ impl Rig {
                 draft.table("y", cols, true);
                 draft.add("m", feeds.unwrap_or(DType::F32), &[19, cols]);
             }
+            Case::Gated { dtype, n, k, feeds, .. } => {
+                draft.table("x", k, true);
+                draft.add("gate.weight", dtype, &[n, k]);
+                draft.add("up.weight", dtype, &[n, k]);
+                draft.add("m", feeds.unwrap_or(DType::F32), &[19, n]);
+            }
             Case::Add { cols, .. } => {
                 draft.table("x", cols, true);
                 draft.table("y", cols, true);
@@ -286,6 +292,13 @@ fn graph(case: &Case, checkpoint: &Checkpoint) -> Graph {
             let (x, y) = (enter(&mut b, "x", cols), enter(&mut b, "y", cols));
             let y = b.glu("glu", act, x, y);
             feed(&mut b, y, cols, feeds)
+        }
+        Case::Gated { n, k, act, feeds, .. } => {
+            let x = enter(&mut b, "x", k);
+            let (gate, up) = (b.matrix("gate.weight", n, k), b.matrix("up.weight", n, k));
+            let (gate, up) = (b.linear("gate", x, gate, None), b.linear("up", x, up, None));
+            let y = b.glu("glu", act, gate, up);
+            feed(&mut b, y, n, feeds)
         }
         Case::Add { cols, .. } => {
             let (x, y) = (enter(&mut b, "x", cols), enter(&mut b, "y", cols));

@@ -124,13 +124,17 @@ fn arithmetic(step: &Step) -> Arithmetic {
 /// What steps of different layers have in common: the op, and of a product the names and types of its matrices.
 fn label(program: &Program, step: &Step) -> String {
     let name = match &step.op {
-        Op::Linear { parts, residual } => {
+        Op::Linear { parts, residual, gated } => {
             let weights = || parts.iter().map(|part| &program.weights[part.weight.0 as usize]);
             let names: Vec<&str> = weights().map(|weight| last_name(&weight.name)).collect();
             let mut types: Vec<&str> = weights().map(|weight| weight.dtype.name()).collect();
             types.dedup();
-            let residual = if *residual { " + residual" } else { "" };
-            return format!("linear {} {}{residual}", names.join("+"), types.join("+").to_uppercase());
+            let tail = match gated {
+                Some(_) => " + glu",
+                None if *residual => " + residual",
+                None => "",
+            };
+            format!("linear {} {}{tail}", names.join("+"), types.join("+").to_uppercase())
         }
         Op::RmsNorm { weight, .. } => {
             let group = program.weights[weight.0 as usize].cols;
@@ -239,11 +243,10 @@ mod tests {
                 "attend",
                 "attend+quantize",
                 "embed",
-                "glu+quantize",
                 "linear attn_output Q8_0 + residual",
                 "linear attn_q+attn_k+attn_v Q5_0+Q5_1+Q4_1",
                 "linear ffn_down Q4_0 + residual",
-                "linear ffn_gate+ffn_up Q4_0",
+                "linear ffn_gate+ffn_up Q4_0 + glu+quantize",
                 "linear output Q8_0",
                 "norm+quantize",
                 "peaks",

@@ -80,8 +80,8 @@ impl OutPtr {
     /// The element is inside the memory this points into.
     #[inline(always)]
     unsafe fn at(&self, row: usize, col: usize) -> *mut f32 {
-        // SAFETY: the caller's duty.
-        unsafe { self.ptr.add(row * self.stride + col) }
+        // The first row and column may be before that memory.
+        self.ptr.wrapping_add(row * self.stride + col)
     }
 }
 

@@ -485,7 +485,8 @@ impl<E: Plain, const DIRECT: bool> Kernel for ValuePages<'_, E, DIRECT> {
                     let (values, stride, ahead) = if DIRECT {
                         let block = chunk.page_values(first);
                         let more = span.end < keys.end;
-                        let next = if more { chunk.page_values(span.end) } else { chunk.next.unwrap_or(block) };
+                        let next =
+                            if more { chunk.page_values(span.end) } else { chunk.next.unwrap_or(block) };
                         let bytes = layout.value_bytes * width / padded;
                         let ahead = Ahead::new(next.wrapping_add(E::BYTES * PAGE * d), bytes, VALUE_STEPS);
                         (block.add(E::BYTES * d), padded, ahead)

@@ -1,5 +1,7 @@
 //! Sums, factors, soft-caps and gated units over spans of columns.
 
+use std::ops::Range;
+
 use ingle_graph::Activation;
 use ingle_graph::math::{self, Lanes};
 
@@ -119,22 +121,26 @@ impl<F: Binary> Kernel for Zip<F> {
     }
 }
 
-/// A gated unit over columns `col..col + n` of one row, quantized where that is wanted.
+/// A gated unit over columns `col..col + n` of some rows, quantized where that is wanted.
 pub struct Glu<'a> {
     /// The function.
     pub act: Activation,
-    /// Gate, `n` f32.
+    /// Gate, `n` f32 of the first row.
     pub gate: *const f32,
-    /// Factor, `n` f32.
+    /// Factor, `n` f32 of the first row.
     pub up: *const f32,
-    /// Result, `n` f32.
+    /// Elements between rows of the two.
+    pub stride: usize,
+    /// Result, `n` f32 of the first row; may be `gate`.
     pub y: *mut f32,
+    /// Elements between rows of the result.
+    pub y_stride: usize,
     /// Elements: whole units of `quantized`.
     pub n: usize,
     /// Where the result goes quantized.
     pub quantized: &'a [Quantized],
-    /// Row of the result.
-    pub row: usize,
+    /// Rows of the result.
+    pub rows: Range<usize>,
     /// First column of the result.
     pub col: usize,
 }
@@ -142,15 +148,19 @@ pub struct Glu<'a> {
 impl Kernel for Glu<'_> {
     #[inline(always)]
     fn run<V: Vector>(self) {
-        let Self { gate: a, up: b, y, n, .. } = self;
-        match self.act {
-            Activation::Silu => Zip { a, b, y, n, f: Gated(Silu) }.each::<V>(),
-            Activation::GeluTanh => Zip { a, b, y, n, f: Gated(GeluTanh) }.each::<V>(),
-            Activation::GeluErf => Zip { a, b, y, n, f: Gated(GeluErf) }.each::<V>(),
-        }
-        for to in self.quantized {
-            // SAFETY: y holds the n results, and the columns are whole units inside the row.
-            unsafe { quantize::<V>(to, self.row, self.col, y, n) };
+        let n = self.n;
+        for (i, row) in self.rows.enumerate() {
+            let (at, y) = (i * self.stride, self.y.wrapping_add(i * self.y_stride));
+            let (a, b) = (self.gate.wrapping_add(at), self.up.wrapping_add(at));
+            match self.act {
+                Activation::Silu => Zip { a, b, y, n, f: Gated(Silu) }.each::<V>(),
+                Activation::GeluTanh => Zip { a, b, y, n, f: Gated(GeluTanh) }.each::<V>(),
+                Activation::GeluErf => Zip { a, b, y, n, f: Gated(GeluErf) }.each::<V>(),
+            }
+            for to in self.quantized {
+                // SAFETY: y holds the n results, and the columns are whole units inside the row.
+                unsafe { quantize::<V>(to, row, self.col, y, n) };
+            }
         }
     }
 }

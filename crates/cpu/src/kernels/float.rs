@@ -211,7 +211,7 @@ impl FloatProduct<'_> {
                 if let Some(residual) = self.residual {
                     y = y.add(V::load_first(residual.add(at), lanes));
                 }
-                return y.store_first(self.out.add(at), lanes);
+                return y.store_first(self.out.wrapping_add(at), lanes);
             }
             if let Some(bias) = self.bias {
                 y = y.add(V::load(bias.as_ptr().add(output)));
@@ -219,7 +219,7 @@ impl FloatProduct<'_> {
             if let Some(residual) = self.residual {
                 y = y.add(V::load(residual.add(at)));
             }
-            y.store(self.out.add(at));
+            y.store(self.out.wrapping_add(at));
         }
     }
 
@@ -234,7 +234,7 @@ impl FloatProduct<'_> {
             if let Some(residual) = self.residual {
                 y += residual.add(at).read();
             }
-            self.out.add(at).write(y);
+            self.out.wrapping_add(at).write(y);
         }
     }
 }

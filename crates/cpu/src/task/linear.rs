@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 
+use ingle_graph::Activation;
 use ingle_tensor::quant;
 
-use super::{Frame, Part, Scratch, Value};
+use super::{Emission, Frame, Part, Scratch, Value};
 use crate::dot::{Activations, InPtr, OutPtr, TILE, Tail};
+use crate::kernels::elementwise::Glu;
 use crate::kernels::float::{Float, FloatProduct, panels};
 use crate::threads::Worker;
 
@@ -25,10 +27,89 @@ pub fn linear(
     worker: &mut Worker<'_>,
     scratch: &mut Scratch,
     parts: &[Part],
+    y: &[Value],
     residual: Option<&Value>,
 ) {
     let tiles = |part: &Part| frame.weights.declared(part.weight).rows.div_ceil(TILE);
-    let all: usize = parts.iter().map(tiles).sum();
+    let residual = residual.map(|value| value.row(frame, 0).cast_const());
+    share(frame, worker, scratch, parts, parts.iter().map(tiles).sum(), 2, |scratch, x_rows, mut run| {
+        for (part, y) in parts.iter().zip(y) {
+            let here = tiles(part);
+            if run.start < here && !run.is_empty() {
+                let to = Out { ptr: y.row(frame, 0), stride: y.cols() };
+                product(frame, scratch, part, residual, x_rows.clone(), run.start..run.end.min(here), to);
+            }
+            run = run.start.saturating_sub(here)..run.end.saturating_sub(here);
+        }
+    });
+}
+
+/// Columns of a gated unit that are not cut: whole units of the quantized results, and pairs of tiles.
+fn uncut(emit: &Emission) -> usize {
+    let units = emit.quantized.iter().filter_map(|value| value.layout).map(|layout| layout.unit);
+    units.max().unwrap_or(1).next_multiple_of(2 * TILE)
+}
+
+/// Columns of a gated unit that are computed together: many with few rows, since each pair of products costs a call, and
+/// as few with many rows as stay in cache until the unit reads them.
+fn together(rows: usize, emit: &Emission) -> usize {
+    let uncut = uncut(emit);
+    (GATED_BYTES / (2 * size_of::<f32>() * rows.max(1) * uncut)).max(1) * uncut
+}
+
+/// Bytes of products that a gated unit reads at a time.
+const GATED_BYTES: usize = 256 << 10;
+
+/// Bytes of both products of at most `rows` rows.
+pub fn gated_bytes(rows: usize, emit: &Emission) -> usize {
+    GATED_BYTES.max(2 * size_of::<f32>() * rows * uncut(emit))
+}
+
+/// A gated unit over the products of two parts: some columns of both at a time, which stay in cache.
+pub fn gated(
+    frame: &Frame<'_>,
+    worker: &mut Worker<'_>,
+    scratch: &mut Scratch,
+    parts: &[Part],
+    act: Activation,
+    emit: &Emission,
+) {
+    let targets = emit.targets(frame);
+    let cols = parts.first().map_or(0, |part| frame.weights.declared(part.weight).rows);
+    let uncut = uncut(emit);
+    share(frame, worker, scratch, parts, cols.div_ceil(uncut), 1, |scratch, rows, run| {
+        let gate = scratch.gated.bytes(gated_bytes(rows.len(), emit)).cast::<f32>();
+        let width = together(rows.len(), emit);
+        let up = gate.wrapping_add(rows.len() * width);
+        let end = cols.min(run.end * uncut);
+        for first in (run.start * uncut..end).step_by(width) {
+            let n = width.min(end - first);
+            let tiles = first / TILE..(first + n).div_ceil(TILE);
+            for (part, at) in parts.iter().zip([gate, up]) {
+                let to = Out { ptr: at.wrapping_sub(rows.start * width + first), stride: width };
+                product(frame, scratch, part, None, rows.clone(), tiles.clone(), to);
+            }
+            let (y, y_stride) = match emit.f32 {
+                Some(y) => (y.row(frame, rows.start).wrapping_add(first), y.cols()),
+                None => (gate, width),
+            };
+            let (rows, quantized) = (rows.clone(), &*targets);
+            frame.isa.run(Glu { act, gate, up, stride: width, y, y_stride, n, quantized, rows, col: first });
+        }
+    });
+}
+
+/// Shares out `all` pieces of the output columns of products, `together` of them at a time with many rows: a call gets
+/// rows of x and a run of pieces.
+fn share(
+    frame: &Frame<'_>,
+    worker: &mut Worker<'_>,
+    scratch: &mut Scratch,
+    parts: &[Part],
+    all: usize,
+    together: usize,
+    mut f: impl FnMut(&mut Scratch, Range<usize>, Range<usize>),
+) {
     let rows = parts.first().map_or(0, |part| part.x.rows(frame));
     // Few rows: small runs, for an even end. Many: long ones, since each pays for arranging its activations, and of pairs,
     // since some kernels take two tiles at a time.
@@ -36,26 +117,40 @@ pub fn linear(
         let bytes: usize = parts.iter().map(|part| frame.weights.declared(part.weight).bytes()).sum();
         ((8 * worker.workers()).max(bytes / ITEM_BYTES), 1)
     } else {
-        (4 * worker.workers(), 2)
+        (4 * worker.workers(), together)
     };
     let length = all.div_ceil(pieces).max(1).next_multiple_of(together);
     let runs = all.div_ceil(length);
     // As many rows as a worker keeps arranged from one item to the next, and all tiles of these before more rows.
     let at_once = parts.iter().map(|part| rows_at_once(frame, part)).min().unwrap_or(rows).max(1);
+    let blocks = rows.div_ceil(at_once);
     scratch.product.forget();
     scratch.floats.forget();
-    worker.share(runs * rows.div_ceil(at_once), |item| {
-        let (block, i) = (item / runs, item % runs);
-        let x_rows = block * at_once..rows.min((block + 1) * at_once);
-        let mut run = i * length..all.min((i + 1) * length);
-        for part in parts {
-            let here = tiles(part);
-            if run.start < here && !run.is_empty() {
-                product(frame, scratch, part, residual, x_rows.clone(), run.start..run.end.min(here));
-            }
-            run = run.start.saturating_sub(here)..run.end.saturating_sub(here);
+    // The runs that a worker begins with are neighbours, so that what it asks memory for ahead of its reading is its own.
+    let workers = worker.workers();
+    let each = runs.div_ceil(workers);
+    worker.share(workers * each * blocks, |item| {
+        let (block, i) = (item / (workers * each), item % (workers * each));
+        let i = i % workers * each + i / workers;
+        if i < runs {
+            let x_rows = block * at_once..rows.min((block + 1) * at_once);
+            f(scratch, x_rows, i * length..all.min((i + 1) * length));
         }
     });
+}
+
+/// f32 rows that results go to: element `(row, col)` is at `row * stride + col`, where the first of them may be before the
+/// memory that is written.
+#[derive(Clone, Copy)]
+struct Out {
+    ptr: *mut f32,
+    stride: usize,
+}
+
+impl Out {
+    fn at(&self, row: usize, col: usize) -> *mut f32 {
+        self.ptr.wrapping_add(row * self.stride + col)
+    }
 }
 
 /// Rows of x that a product should have at once.
@@ -75,21 +170,20 @@ fn product(
     frame: &Frame<'_>,
     scratch: &mut Scratch,
     part: &Part,
-    residual: Option<&Value>,
+    residual: Option<*const f32>,
     rows: Range<usize>,
     tiles: Range<usize>,
+    to: Out,
 ) {
     let bias = part.bias.map(|bias| frame.weights.vector(bias));
     let Some(scale) = part.scale else {
-        return dots(frame, scratch, part, bias, residual, rows, tiles);
+        return dots(frame, scratch, part, bias, residual, rows, tiles, to);
     };
-    dots(frame, scratch, part, None, None, rows.clone(), tiles.clone());
+    dots(frame, scratch, part, None, None, rows.clone(), tiles.clone(), to);
     let outputs = tiles.start * TILE..frame.weights.declared(part.weight).rows.min(tiles.end * TILE);
     for row in rows {
         // SAFETY: this row's columns of this item, which are nobody else's and were just written.
-        let y = unsafe {
-            std::slice::from_raw_parts_mut(part.y.row(frame, row).add(outputs.start), outputs.len())
-        };
+        let y = unsafe { std::slice::from_raw_parts_mut(to.at(row, outputs.start), outputs.len()) };
         for (i, y) in y.iter_mut().enumerate() {
             *y *= scale;
             if let Some(bias) = bias {
@@ -105,12 +199,12 @@ fn dots(
     scratch: &mut Scratch,
     part: &Part,
     bias: Option<&[f32]>,
-    residual: Option<&Value>,
+    residual: Option<*const f32>,
     rows: Range<usize>,
     tiles: Range<usize>,
+    to: Out,
 ) {
-    let (out, stride) = (part.y.row(frame, 0), part.y.cols());
-    let residual = residual.map(|value| value.row(frame, 0).cast_const());
+    let Out { ptr: out, stride } = to;
     if let (Some(packed), Some(layout)) = (frame.weights.packed(part.weight), part.x.layout) {
         // SAFETY: the value's bytes, which no task of this step writes.
         let bytes = unsafe { std::slice::from_raw_parts(part.x.bytes(frame), layout.bytes()) };
@@ -140,7 +234,7 @@ fn dots(
                     if let Some(residual) = residual {
                         y += *residual.add(row * stride + n);
                     }
-                    *out.add(row * stride + n) = y;
+                    *to.at(row, n) = y;
                 }
             }
         }

@@ -19,6 +19,9 @@ pub fn run(graph: &mut Graph, options: &PlanOptions) {
     if options.fuse_residual {
         residual(graph);
     }
+    if options.fuse_gated {
+        gated(graph);
+    }
 }
 
 /// Products whose inputs take two digits even with int8 activations, where one scale covers [`WIDE`] columns: the part
@@ -57,7 +60,7 @@ fn insert_quantize(graph: &mut Graph, activations: Activations) {
     }
     let mut quantized: Vec<Option<Vec<ValueId>>> = vec![None; elements.len()];
     for mut node in std::mem::take(&mut graph.nodes) {
-        if let Op::Linear { parts, residual } = &mut node.op {
+        if let Op::Linear { parts, residual, .. } = &mut node.op {
             let tail: Vec<_> = if *residual { node.inputs.pop().into_iter().collect() } else { Vec::new() };
             let mut inputs: Vec<ValueId> = Vec::new();
             for part in parts {
@@ -136,7 +139,7 @@ fn group_linears(graph: &mut Graph, qkv: bool, gate_up: bool) {
         }
     }
     let glu_of =
-        |v: ValueId| graph.nodes.iter().position(|n| matches!(n.op, Op::Glu { .. }) && n.inputs.contains(&v));
+        |v: ValueId| graph.nodes.iter().position(|n| matches!(n.op, Op::Glu(_)) && n.inputs.contains(&v));
     // (source node, gated unit or none, index of the node it joins)
     let mut heads: Vec<(usize, Option<usize>, usize)> = Vec::new();
     let mut joins: Vec<Option<usize>> = vec![None; graph.nodes.len()];
@@ -237,7 +240,7 @@ fn residual(graph: &mut Graph) {
             let tail = [1, 0].into_iter().find_map(|side| {
                 let v = inputs[side];
                 let at = graph.nodes[..i].iter().position(|n| n.outputs == [v])?;
-                let single = matches!(&graph.nodes[at].op, Op::Linear { parts, residual: false }
+                let single = matches!(&graph.nodes[at].op, Op::Linear { parts, residual: false, .. }
                     if parts.len() == 1 && parts[0].scale.is_none());
                 (single && uses[v.0 as usize] == 1).then_some((at, inputs[1 - side]))
             });
@@ -252,6 +255,26 @@ fn residual(graph: &mut Graph) {
                 graph.nodes.remove(at);
                 continue;
             }
+        }
+        i += 1;
+    }
+}
+
+/// act(gate) * up becomes the tail of the product that gives the two and nothing else.
+fn gated(graph: &mut Graph) {
+    let uses = graph.uses();
+    let mut i = 0;
+    while i < graph.nodes.len() {
+        let Node { op, inputs, outputs, .. } = &graph.nodes[i];
+        if let Op::Glu(unit) = op
+            && inputs.iter().all(|v| uses[v.0 as usize] == 1)
+            && let Some(at) = graph.nodes[..i].iter().position(|n| n.outputs == *inputs)
+            && let Op::Linear { parts, residual: false, gated: None } = &graph.nodes[at].op
+        {
+            let op = Op::Linear { parts: parts.clone(), residual: false, gated: Some(unit.clone()) };
+            graph.nodes[i] = Node { op, outputs: outputs.clone(), ..graph.nodes[at].clone() };
+            graph.nodes.remove(at);
+            continue;
         }
         i += 1;
     }

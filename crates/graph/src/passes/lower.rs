@@ -53,14 +53,15 @@ fn cost(graph: &Graph, node: &Node) -> Cost {
     let row_bytes = values.map(|&v| graph.ty(v).bytes(1) as u64).sum();
     let elements: u64 = node.outputs.first().or(node.inputs.first()).map_or(0, |&v| graph.ty(v).cols as u64);
     let (weight_bytes, row_flops) = match &node.op {
-        Op::Linear { parts, .. } => {
+        Op::Linear { parts, gated, .. } => {
             let weights = parts.iter().map(|p| graph.weight(p.weight));
-            weights.fold((0, 0), |(b, f), w| (b + w.bytes() as u64, f + 2 * (w.rows * w.cols) as u64))
+            let unit = if gated.is_some() { 4 * elements } else { 0 };
+            weights.fold((0, unit), |(b, f), w| (b + w.bytes() as u64, f + 2 * (w.rows * w.cols) as u64))
         }
         Op::Embed { .. } | Op::TakeRows | Op::Copy { .. } | Op::KvStore { .. } => (0, 0),
         Op::RmsNorm { weight, .. } => (graph.weight(*weight).bytes() as u64, 4 * elements),
         Op::Rope { .. } | Op::RopeStore { .. } => (0, 6 * elements),
-        Op::Quantize { .. } | Op::Glu { .. } | Op::Softcap(_) => (0, 4 * elements),
+        Op::Quantize { .. } | Op::Glu(_) | Op::Softcap(_) => (0, 4 * elements),
         Op::Add | Op::Scale(_) => (0, elements),
         Op::Peaks { span } => (0, elements * *span as u64),
         Op::Attention { .. } => (0, 0),
