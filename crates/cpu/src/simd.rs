@@ -160,6 +160,18 @@ pub fn prefetch_far(at: *const u8) {
     let _ = at;
 }
 
+/// The same for a line that will be written: other caches give it up.
+#[inline(always)]
+pub fn prefetch_write(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint: it reads nothing the program can see and cannot fault.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// Most lanes a [`Vector`] has; every width divides it.
 pub const MAX_LANES: usize = 16;
 

@@ -26,6 +26,11 @@ pub(super) struct Call<'a> {
 /// Bytes ahead of its reading that a kernel asks memory for weights.
 const PREFETCH: usize = 8192;
 
+/// Bytes of one unit of a tile: codes and scales, though these do not lie together.
+const fn record_bytes(spec: &Spec) -> usize {
+    spec.code_bytes() + spec.scale_bytes()
+}
+
 /// Calls a macro with each word of a group, in order.
 macro_rules! each_word {
     ($word:ident) => {
@@ -59,7 +64,7 @@ pub(super) unsafe fn run<S: Engine, F: Format, const V: usize, const D: usize, c
         let (mut codes, scales) = (packed.tile_codes(tile), packed.tile_scales(tile));
         // Where to ask for weights, and how far to move on with each unit. Expanded codes come from cache: meanwhile
         // each panel asks for its share of the next tile.
-        let mut ahead = Ahead { at: codes.wrapping_add(PREFETCH), bytes: F::SPEC.code_bytes() };
+        let mut ahead = Ahead { at: codes.wrapping_add(PREFETCH), bytes: const { record_bytes(&F::SPEC) } };
         if X {
             // SAFETY: the tile holds `units` records of the format, and scratch has room for the bytes of a tile.
             unsafe { expand::<S, F>(codes, units, call.bytes) };
@@ -155,9 +160,10 @@ unsafe fn tile_sums<S: Engine, F: Format, const V: usize, const D: usize, const 
                     }
                     ahead.at = ahead.at.wrapping_add(ahead.bytes);
                 } else {
-                    for line in 0..code_bytes / 64 {
-                        S::prefetch(codes.wrapping_add(PREFETCH + 64 * line));
+                    for line in 0..const { record_bytes(&F::SPEC).div_ceil(64) } {
+                        S::prefetch(ahead.at.wrapping_add(64 * line));
                     }
+                    ahead.at = ahead.at.wrapping_add(const { record_bytes(&F::SPEC) });
                 }
                 codes = codes.add(code_bytes);
                 scales = scales.add(F::SPEC.scale_bytes());

@@ -13,7 +13,7 @@ use ingle_graph::reference::kv_q8_0;
 use ingle_graph::{KvType, PAGE};
 
 use crate::memory::{ALIGN, Aligned};
-use crate::simd::{Kernel, MAX_LANES, Vector};
+use crate::simd::{Kernel, MAX_LANES, Vector, prefetch_write};
 
 /// Accumulators of `f32x32`.
 pub const ACCUMULATORS: usize = 32;
@@ -344,6 +344,25 @@ impl Element for Q8_0 {
         }
     }
 }
+
+impl PageLayout {
+    /// Asks for the memory to which key and value of one position of a head will be written: a line for each row of keys.
+    pub fn prefetch(&self, page: *const u8, head: usize, at: usize) {
+        let (keys, values) =
+            (page.wrapping_add(self.key_offset(head)), page.wrapping_add(self.value_offset(head)));
+        let column = at * self.key_bytes / (PAGE * self.head_dim).max(1);
+        for row in (column..self.key_bytes).step_by((self.key_bytes / self.head_dim.max(1)).max(1)) {
+            prefetch_write(keys.wrapping_add(row));
+        }
+        let bytes = self.value_bytes / PAGE;
+        for line in (0..bytes).step_by(LINE) {
+            prefetch_write(values.wrapping_add(at * bytes + line));
+        }
+    }
+}
+
+/// Bytes that memory moves at once.
+const LINE: usize = 64;
 
 /// Writes key and value of one position of one head.
 pub struct Store<'a> {

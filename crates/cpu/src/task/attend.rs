@@ -25,9 +25,12 @@ pub fn store(
 ) {
     let (heads, head_dim) = (pages.layout.heads, pages.layout.head_dim);
     let mut saturated = 0;
+    let cells = &frame.inputs.kv[pages.group].cells;
     spread(worker, k.rows(frame) * heads, |item| {
         let (row, head) = (item / heads, item % heads);
-        let cell = frame.inputs.kv[pages.group].cells[row] as usize;
+        let cell = cells[row] as usize;
+        // SAFETY: the page is inside the pool, as `Inputs::check` made sure.
+        pages.layout.prefetch(unsafe { pages.page(cell / PAGE) }, head, cell % PAGE);
         let key = scratch.row.as_mut_ptr();
         // SAFETY: one head of each value's row; the page is inside the pool, as `Inputs::check` made sure; this cell
         // and head are nobody else's.
