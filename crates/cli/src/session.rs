@@ -9,7 +9,7 @@ use ingle_cpu::{Cpu, CpuOptions, Isa};
 use ingle_engine::handle::{Handle, Language, Reply};
 use ingle_engine::runner::{Runner, kv_bytes, kv_plan};
 use ingle_engine::step::{Engine, EngineOptions};
-use ingle_graph::{Backend, Bucket, FloatArithmetic, Graph, Node, Numerics, Op, PlanOptions};
+use ingle_graph::{Backend, Bucket, FloatArithmetic, Graph, Numerics, PlanOptions};
 use ingle_models::Model;
 use ingle_tensor::Checkpoint;
 
@@ -65,21 +65,9 @@ pub fn cpu(flags: &DeviceFlags) -> ingle_graph::Result<Box<dyn Backend>> {
     Ok(Box::new(Cpu::new(&options)?))
 }
 
-/// Queries that share a key-value head from which `amx3` is the faster arithmetic for prompts and generated tokens
-/// together: with fewer, splitting keys and values costs a generated token more than a prompt gains
-/// (docs/performance.md).
-const AMX3_QUERIES: usize = 4;
-
 /// The float arithmetic that a mode stands for on the host, as [`cpu`] makes it, for this model.
 pub fn float(numerics: Numerics, graph: &Graph) -> FloatArithmetic {
-    let shared = |node: &Node| match &node.op {
-        Op::Attention { spec, .. } => Some(spec.heads / spec.kv_heads),
-        _ => None,
-    };
-    match graph.nodes.iter().filter_map(shared).min() {
-        Some(queries) if queries < AMX3_QUERIES => FloatArithmetic::F32x32,
-        _ => Isa::detect().float(numerics),
-    }
+    Isa::detect().float_for(numerics, graph)
 }
 
 /// The options of every program of a model.

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::OnceLock;
 
 use ingle_graph::math::Lanes;
-use ingle_graph::options::{FloatArithmetic, Numerics};
+use ingle_graph::{FloatArithmetic, Graph, Node, Numerics, Op};
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
@@ -16,6 +16,11 @@ pub(crate) mod amx;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+
+/// Queries that share a key-value head from which `amx3` is the faster arithmetic for prompts and generated tokens
+/// together: with fewer, splitting keys and values costs a generated token more than a prompt gains
+/// (docs/performance.md).
+const AMX3_QUERIES: usize = 4;
 
 /// An instruction set a kernel can be run with, from the plainest to the widest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord, Hash)]
@@ -65,7 +70,20 @@ impl Isa {
         self <= Self::detect()
     }
 
-    /// The float arithmetic that a mode stands for with this instruction set.
+    /// The float arithmetic that a mode stands for with this instruction set for this model: [`Isa::float`], unless fewer
+    /// queries share a key-value head than pay for `amx3`.
+    pub fn float_for(self, numerics: Numerics, graph: &Graph) -> FloatArithmetic {
+        let shared = |node: &Node| match &node.op {
+            Op::Attention { spec, .. } => Some(spec.heads / spec.kv_heads),
+            _ => None,
+        };
+        match graph.nodes.iter().filter_map(shared).min() {
+            Some(queries) if queries < AMX3_QUERIES => FloatArithmetic::F32x32,
+            _ => self.float(numerics),
+        }
+    }
+
+    /// The float arithmetic of a mode that this instruction set has kernels for.
     pub fn float(self, numerics: Numerics) -> FloatArithmetic {
         match numerics {
             Numerics::Fast if self >= Isa::Amx => FloatArithmetic::Amx3,

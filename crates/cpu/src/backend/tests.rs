@@ -381,3 +381,21 @@ fn every_step_is_counted_and_timed() {
     let attention = format!("attention.{}", cpu.isa());
     assert!(cpu.paths().iter().any(|path| path.path == attention && path.count == 2));
 }
+
+/// `amx3` asks for the mode, for tiles, and for queries enough to a key-value head.
+#[test]
+fn the_arithmetic_of_attention_follows_mode_tiles_and_queries() {
+    let of = |isa: Isa, numerics, kv_heads| {
+        let shape = Shape { kv_heads, ..SHAPE };
+        let (_dir, checkpoint) = checkpoint(&shape, |_, _| {});
+        isa.float_for(numerics, &graph(&shape, &checkpoint))
+    };
+    use ingle_graph::FloatArithmetic::{Amx3, F32x32};
+    use ingle_graph::Numerics::{Exact, Fast};
+    assert_eq!(of(Isa::Amx, Fast, 1), Amx3);
+    assert_eq!(of(Isa::Amx, Exact, 1), F32x32);
+    assert_eq!(of(Isa::Avx512, Fast, 1), F32x32);
+    for kv_heads in [2, 4] {
+        assert_eq!(of(Isa::Amx, Fast, kv_heads), F32x32, "{} queries to a head", SHAPE.heads / kv_heads);
+    }
+}
