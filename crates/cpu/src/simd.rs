@@ -154,40 +154,30 @@ pub trait Kernel {
     fn run<V: Vector>(self);
 }
 
-/// Asks for the cache line at an address, which need not be readable, before it is needed.
-#[inline(always)]
-pub fn prefetch(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint: it reads nothing the program can see and cannot fault.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
+/// Hints about the cache line at an address, which need not be readable.
+macro_rules! hints {
+    ($($(#[$doc:meta])* $name:ident: $hint:ident;)*) => {$(
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name(at: *const u8) {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a hint: it reads nothing the program can see and cannot fault.
+            unsafe {
+                std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::$hint }>(at.cast());
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            let _ = at;
+        }
+    )*};
 }
 
-/// The same, but no further than the second cache, which can have more requests under way than the first.
-#[inline(always)]
-pub fn prefetch_far(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint: it reads nothing the program can see and cannot fault.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
-}
-
-/// The same for a line that will be written: other caches give it up.
-#[inline(always)]
-pub fn prefetch_write(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint: it reads nothing the program can see and cannot fault.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
+hints! {
+    /// Asks for a line before it is needed.
+    prefetch: _MM_HINT_T0;
+    /// The same, but no further than the second cache, which can have more requests under way than the first.
+    prefetch_far: _MM_HINT_T1;
+    /// The same for a line that will be written: other caches give it up.
+    prefetch_write: _MM_HINT_ET0;
 }
 
 /// Most lanes a [`Vector`] has; every width divides it.

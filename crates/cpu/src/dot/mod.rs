@@ -71,16 +71,20 @@ unsafe impl Send for InPtr {}
 unsafe impl Sync for InPtr {}
 
 impl OutPtr {
-    /// Rows of results from `ptr` on, `stride` elements apart.
+    /// Rows of results from `ptr` on, `stride` elements apart. The first rows and columns may be outside the memory that
+    /// is written, as long as those of the product are inside.
     pub fn new(ptr: *mut f32, stride: usize) -> Self {
         Self { ptr, stride }
     }
 
-    /// # Safety
-    /// The element is inside the memory this points into.
+    /// Where the first element would be, and the elements between rows.
+    pub(crate) fn parts(self) -> (*mut f32, usize) {
+        (self.ptr, self.stride)
+    }
+
+    /// Where an element is.
     #[inline(always)]
-    unsafe fn at(&self, row: usize, col: usize) -> *mut f32 {
-        // The first row and column may be before that memory.
+    pub(crate) fn at(&self, row: usize, col: usize) -> *mut f32 {
         self.ptr.wrapping_add(row * self.stride + col)
     }
 }

@@ -36,7 +36,7 @@ pub fn linear(
         for (part, y) in parts.iter().zip(y) {
             let here = tiles(part);
             if run.start < here && !run.is_empty() {
-                let to = Out { ptr: y.row(frame, 0), stride: y.cols() };
+                let to = OutPtr::new(y.row(frame, 0), y.cols());
                 product(frame, scratch, part, residual, x_rows.clone(), run.start..run.end.min(here), to);
             }
             run = run.start.saturating_sub(here)..run.end.saturating_sub(here);
@@ -86,7 +86,7 @@ pub fn gated(
             let n = width.min(end - first);
             let tiles = first / TILE..(first + n).div_ceil(TILE);
             for (part, at) in parts.iter().zip([gate, up]) {
-                let to = Out { ptr: at.wrapping_sub(rows.start * width + first), stride: width };
+                let to = OutPtr::new(at.wrapping_sub(rows.start * width + first), width);
                 product(frame, scratch, part, None, rows.clone(), tiles.clone(), to);
             }
             let (y, y_stride) = match emit.f32 {
@@ -139,20 +139,6 @@ fn share(
     });
 }
 
-/// f32 rows that results go to: element `(row, col)` is at `row * stride + col`, where the first of them may be before the
-/// memory that is written.
-#[derive(Clone, Copy)]
-struct Out {
-    ptr: *mut f32,
-    stride: usize,
-}
-
-impl Out {
-    fn at(&self, row: usize, col: usize) -> *mut f32 {
-        self.ptr.wrapping_add(row * self.stride + col)
-    }
-}
-
 /// Rows of x that a product should have at once.
 fn rows_at_once(frame: &Frame<'_>, part: &Part) -> usize {
     let rows = part.x.rows(frame);
@@ -173,17 +159,17 @@ fn product(
     residual: Option<*const f32>,
     rows: Range<usize>,
     tiles: Range<usize>,
-    to: Out,
+    out: OutPtr,
 ) {
     let bias = part.bias.map(|bias| frame.weights.vector(bias));
     let Some(scale) = part.scale else {
-        return dots(frame, scratch, part, bias, residual, rows, tiles, to);
+        return dots(frame, scratch, part, bias, residual, rows, tiles, out);
     };
-    dots(frame, scratch, part, None, None, rows.clone(), tiles.clone(), to);
+    dots(frame, scratch, part, None, None, rows.clone(), tiles.clone(), out);
     let outputs = tiles.start * TILE..frame.weights.declared(part.weight).rows.min(tiles.end * TILE);
     for row in rows {
         // SAFETY: this row's columns of this item, which are nobody else's and were just written.
-        let y = unsafe { std::slice::from_raw_parts_mut(to.at(row, outputs.start), outputs.len()) };
+        let y = unsafe { std::slice::from_raw_parts_mut(out.at(row, outputs.start), outputs.len()) };
         for (i, y) in y.iter_mut().enumerate() {
             *y *= scale;
             if let Some(bias) = bias {
@@ -202,14 +188,14 @@ fn dots(
     residual: Option<*const f32>,
     rows: Range<usize>,
     tiles: Range<usize>,
-    to: Out,
+    out: OutPtr,
 ) {
-    let Out { ptr: out, stride } = to;
+    let (ptr, stride) = out.parts();
     if let (Some(packed), Some(layout)) = (frame.weights.packed(part.weight), part.x.layout) {
         // SAFETY: the value's bytes, which no task of this step writes.
         let bytes = unsafe { std::slice::from_raw_parts(part.x.bytes(frame), layout.bytes()) };
         let tail = Tail { bias, residual: residual.map(|residual| InPtr::new(residual, stride)) };
-        let (x, out) = (Activations::new(layout, bytes).kept(), OutPtr::new(out, stride));
+        let x = Activations::new(layout, bytes).kept();
         // SAFETY: the backend's instruction set is available; out and residual are values of these rows and columns,
         // and this item's columns are nobody else's.
         unsafe { packed.product(frame.isa, &x, rows, tiles, out, tail, &mut scratch.product) };
@@ -234,7 +220,7 @@ fn dots(
                     if let Some(residual) = residual {
                         y += *residual.add(row * stride + n);
                     }
-                    *to.at(row, n) = y;
+                    *out.at(row, n) = y;
                 }
             }
         }
@@ -249,7 +235,7 @@ fn dots(
         cols,
         x,
         rows: rows.clone(),
-        out,
+        out: ptr,
         stride,
         bias,
         residual,

@@ -22,8 +22,8 @@ use super::pack::{RESIDUES, units_of};
 use super::spec::TILE;
 use super::{OutPtr, Packed, Scratch, Tail};
 use crate::dot::Activations;
-use crate::simd::Isa;
 use crate::simd::amx::Tiles;
+use crate::simd::{Isa, prefetch_write};
 
 /// Rows of a tile.
 const BLOCK: usize = 16;
@@ -244,13 +244,10 @@ pub(super) unsafe fn product(
 }
 
 /// Asks for the lines that results go to: rows of a large output lie on pages of their own.
-#[target_feature(enable = "avx512f")]
 fn prefetch_outputs(cols: Range<usize>, rows: Range<usize>, out: OutPtr) {
-    use std::arch::x86_64::*;
     for row in rows {
         for col in cols.clone().step_by(TILE) {
-            // SAFETY: a prefetch reads nothing, and the element is inside the caller's output.
-            unsafe { _mm_prefetch::<_MM_HINT_ET0>(out.at(row, col).cast()) };
+            prefetch_write(out.at(row, col).cast());
         }
     }
 }
