@@ -27,12 +27,12 @@ const FORMATS: [DType; 11] = [
     DType::MXFP4,
 ];
 
-const ROWS: [usize; 6] = [4, 8, 16, 32, 64, 512];
+const ROWS: [usize; 7] = [4, 8, 12, 16, 32, 64, 512];
 
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let team = Team::new(1).expect("a thread");
-    println!("{:6} {:8} {:>10} {:>40}", "format", "path", "1: GB/s", "4, 8, 16, 32, 64, 512 rows: GOPS");
+    println!("{:6} {:8} {:>10} {:>40}", "format", "path", "1: GB/s", "4, 8, 12, 16, 32, 64, 512 rows: GOPS");
     // Names of one kind choose among it; no name of a kind chooses all.
     let chosen = |name: &str, all: &[String]| {
         wanted.iter().any(|w| w == name) || !wanted.iter().any(|w| all.contains(w))

@@ -108,7 +108,7 @@ struct Ahead {
 /// # Safety
 /// As [`run`]; `bytes` has room for 16 bytes per column.
 #[inline(always)]
-unsafe fn expand<S: Engine, F: Format>(mut codes: *const u8, units: usize, mut bytes: *mut u8) {
+pub(super) unsafe fn expand<S: Engine, F: Format>(mut codes: *const u8, units: usize, mut bytes: *mut u8) {
     for _ in 0..units * (F::SPEC.unit() / 32) {
         for half in 0..TILE / S::LANES {
             let lane = half * S::LANES;

@@ -420,6 +420,13 @@ impl Packed {
             // SAFETY: this function's contract, and the instruction set is the caller's choice.
             return unsafe { amx::product(self, &plan, x, x_rows, tiles, out, tail, scratch) };
         }
+        #[cfg(target_arch = "x86_64")]
+        if isa == Isa::Amx
+            && let Some(few) = amx::few::product(self, x, x_rows.len())
+        {
+            // SAFETY: as above.
+            return unsafe { few.run(x_rows, tiles, out, tail, scratch) };
+        }
         let at_once = self.panel_rows(isa, digits);
         let bytes = scratch.lines.bytes(self.block_bytes(digits, x_rows.len().min(at_once)));
         let write_panel = dispatch::panel_writer(self.spec.dtype);

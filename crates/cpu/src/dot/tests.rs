@@ -166,7 +166,19 @@ fn every_format_and_shape_has_the_reference_bits() {
                 }
             }
             // Blocks of sixteen rows, full and not, with every number of units to an accumulator.
-            for (units, x_rows) in [(1, 24), (7, 31), (8, 33), (9, 64), (18, 47), (50, 25)] {
+            for (units, x_rows) in [
+                (1, 24),
+                (7, 31),
+                (8, 33),
+                (9, 64),
+                (18, 47),
+                (50, 25),
+                (9, 9),
+                (2, 13),
+                (19, 16),
+                (24, 17),
+                (8, 11),
+            ] {
                 check(format, digits, 33, units, x_rows);
             }
         }

@@ -45,7 +45,7 @@ fn permitted() -> bool {
 
 /// The tile configuration of one thread, from here until it is dropped.
 ///
-/// Rows have 64 bytes.
+/// Rows have 64 bytes, unless it says otherwise.
 pub struct Tiles(PhantomData<*const ()>);
 
 #[repr(C, align(64))]
@@ -66,11 +66,33 @@ impl Tiles {
     /// # Safety
     /// [`available`] said yes.
     pub unsafe fn with_rows(rows: usize) -> Tiles {
+        // SAFETY: the caller's.
+        unsafe { Self::shaped(|tile| (if tile < 6 { rows } else { 16 }, 64)) }
+    }
+
+    /// Tiles 0 to 3 of so many rows, 1 to 16, for sums; 4 and 5 of as many rows of 32 bytes, for left sides; 6 and 7 of
+    /// eight, for right sides of 32 bytes to a column.
+    ///
+    /// # Safety
+    /// [`available`] said yes.
+    pub unsafe fn of_bytes(rows: usize) -> Tiles {
+        let shape = |tile| match tile {
+            0..4 => (rows, 64),
+            4..6 => (rows, 32),
+            _ => (8, 64),
+        };
+        // SAFETY: the caller's.
+        unsafe { Self::shaped(shape) }
+    }
+
+    /// Rows, and bytes of each, by tile.
+    unsafe fn shaped(shape: impl Fn(usize) -> (usize, u16)) -> Tiles {
         let mut config = Config([0; 64]);
         config.0[0] = 1;
         for tile in 0..8 {
-            config.0[16 + 2 * tile..][..2].copy_from_slice(&64u16.to_le_bytes());
-            config.0[48 + tile] = if tile < 6 { rows as u8 } else { 16 };
+            let (rows, bytes) = shape(tile);
+            config.0[16 + 2 * tile..][..2].copy_from_slice(&bytes.to_le_bytes());
+            config.0[48 + tile] = rows as u8;
         }
         // SAFETY: the instruction reads 64 bytes, all of which are written above, and changes only tiles.
         unsafe {

@@ -9,10 +9,12 @@
 //!   32 products in f32, which spares the conversion.
 //! - [`scaled`]: units of 256 columns with sub-scales, as int8: code times sub-scale is cut into two digits of radix 64,
 //!   so that nothing has to be scaled inside a unit.
+//! - [`few`]: units of 32 columns with fewer rows, as int8.
 //!
 //! With tiles in flight one of the two ports for 512-bit multiplications is idle (measured), but in both kinds it is loads
 //! and stores that decide: see docs/performance.md.
 
+pub(super) mod few;
 mod plain;
 mod scaled;
 
@@ -146,9 +148,10 @@ pub(super) fn rows_at_once(packed: &Packed, plan: &Plan, rows: usize) -> usize {
 
 /// Bytes of scratch for at most `rows` rows.
 pub(super) fn scratch_bytes(packed: &Packed, digits: usize, rows: usize) -> usize {
-    let Some(plan) = plan(packed, digits, rows) else { return 0 };
+    let few = few::scratch_bytes(packed, digits, rows);
+    let Some(plan) = plan(packed, digits, rows) else { return few };
     let blocks = rows.div_ceil(plan.block).min(blocks_most(&plan, packed.units()));
-    Places::of(&plan, packed.units(), blocks).bytes
+    Places::of(&plan, packed.units(), blocks).bytes.max(few)
 }
 
 /// Where the parts of scratch begin.
