@@ -24,10 +24,10 @@ pub(super) struct Call<'a> {
 }
 
 /// Bytes ahead of its reading that a kernel asks memory for weights.
-const PREFETCH: usize = 8192;
+pub(super) const PREFETCH: usize = 8192;
 
 /// Bytes of one unit of a tile: codes and scales, though these do not lie together.
-const fn record_bytes(spec: &Spec) -> usize {
+pub(super) const fn record_bytes(spec: &Spec) -> usize {
     spec.code_bytes() + spec.scale_bytes()
 }
 

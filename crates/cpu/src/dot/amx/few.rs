@@ -9,7 +9,7 @@ use ingle_tensor::DType;
 
 use super::super::avx512::Avx512;
 use super::super::engine::Engine;
-use super::super::kernel::{self, read_scale};
+use super::super::kernel::{self, PREFETCH, read_scale, record_bytes};
 use super::super::pack::{RESIDUES, units_of};
 use super::super::panel::{self, UnitLayout};
 use super::super::spec::{self, Format, Min, TILE};
@@ -27,9 +27,6 @@ const ROWS_MOST: usize = 16;
 
 /// Tile registers that collect products, which take turns.
 const RING: usize = 2;
-
-/// Bytes ahead of its reading that memory is asked for codes of eight bits, which are multiplied where they lie.
-const PREFETCH: usize = 8192;
 
 type Product = unsafe fn(&Few<'_>, Range<usize>, Range<usize>, OutPtr, Tail<'_>, &mut Scratch);
 
@@ -99,7 +96,6 @@ impl Places {
         let ring = packed.expanded_bytes().next_multiple_of(4096);
         let totals = ring + RING * TILE_BYTES;
         let panels = totals + TILE_BYTES;
-        // The arrays of the last unit are read as if a block had all rows.
         let panel = (packed.units() * UnitLayout::new(packed.spec, height, 1).bytes).next_multiple_of(64);
         Places { ring, panels, panel, totals, bytes: panels + blocks * panel }
     }
@@ -281,10 +277,10 @@ impl Block {
                     }
                     every_row!();
                     if F::SPEC.bits == 8 {
-                        for line in 0..const { (F::SPEC.code_bytes() + F::SPEC.scale_bytes()).div_ceil(64) } {
+                        for line in 0..const { record_bytes(&F::SPEC).div_ceil(64) } {
                             prefetch(ahead.wrapping_add(64 * line));
                         }
-                        ahead = ahead.wrapping_add(F::SPEC.code_bytes() + F::SPEC.scale_bytes());
+                        ahead = ahead.wrapping_add(const { record_bytes(&F::SPEC) });
                     } else {
                         for line in 0..self.ahead.lines {
                             prefetch_far(ahead.wrapping_add(64 * line));
