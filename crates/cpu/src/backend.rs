@@ -1,14 +1,14 @@
 //! The host processor as a device: loads a model, prepares programs, runs them.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use ingle_graph::backend::PathCount;
 use ingle_graph::op::{Elem, WeightId};
 use ingle_graph::{
     Activations, Backend, Error, FloatArithmetic, Graph, Inputs, KvPlan, KvType, Op, PlanOptions, Prepared,
-    Profile, Program, Result, Rows, Step, StepTime,
+    Profile, Program, Result, Rows, Step,
 };
 use ingle_tensor::Checkpoint;
 
@@ -19,6 +19,7 @@ use crate::memory::Aligned;
 use crate::simd::Isa;
 use crate::task::{Frame, Needs, Scratch, Spare, Task, room};
 use crate::threads::{Team, Worker, physical_cores};
+use crate::times::Times;
 use crate::weights::Weights;
 
 /// How the host runs programs. No choice changes a bit of a result.
@@ -265,35 +266,39 @@ impl Backend for Cpu {
             pool: &model.pool,
             saturated: &self.saturated,
         };
-        let profiling = self.profiling;
-        let ticks = Mutex::new(Vec::with_capacity(if profiling { ready.tasks.len() + 1 } else { 0 }));
+        let times = self.profiling.then(|| Times::new(ready.tasks.len()));
         self.team.work(&|worker| {
             let mut scratch = self.scratch[worker.index()].lock().unwrap_or_else(PoisonError::into_inner);
-            let mut ticks = (profiling && worker.index() == 0)
-                .then(|| ticks.lock().unwrap_or_else(PoisonError::into_inner));
-            worker.time_waits(ticks.is_some());
-            let mut tick = |worker: &Worker<'_>| {
-                if let Some(ticks) = &mut ticks {
-                    ticks.push((Instant::now(), worker.waited()));
+            worker.time_waits(times.is_some() && worker.index() == 0);
+            let timed =
+                |step, within, worker: &mut Worker<'_>, run: &mut dyn FnMut(&mut Worker<'_>)| match &times {
+                    None => run(worker),
+                    Some(times) => times.step(step, within, worker, run),
+                };
+            for Range { start: node, end: next } in Task::nodes(&ready.tasks, &frame) {
+                let task = |step: usize, within, worker: &mut Worker<'_>, scratch: &mut Scratch| {
+                    timed(step, within, worker, &mut |worker| ready.tasks[step].run(&frame, worker, scratch));
+                };
+                if next == node + 1 {
+                    task(node, None, worker, &mut scratch);
+                    continue;
                 }
-            };
-            tick(worker);
-            for task in &ready.tasks {
-                task.run(&frame, worker, &mut scratch);
-                tick(worker);
+                timed(node, None, worker, &mut |worker| {
+                    worker.then(
+                        true,
+                        &mut *scratch,
+                        |worker, scratch| ready.tasks[node].run(&frame, worker, scratch),
+                        |worker, scratch| {
+                            (node + 1..next).for_each(|step| task(step, Some(node), worker, scratch))
+                        },
+                    );
+                });
             }
         });
-        if profiling {
-            let ticks = ticks.into_inner().unwrap_or_else(PoisonError::into_inner);
-            let time = |tick: &[(Instant, Duration)]| StepTime {
-                seconds: (tick[1].0 - tick[0].0).as_secs_f64(),
-                waited: (tick[1].1 - tick[0].1).as_secs_f64(),
-            };
-            self.profile = Some(Profile {
-                program: ready.program.clone(),
-                inputs: inputs.clone(),
-                times: ticks.windows(2).map(time).collect(),
-            });
+        if let Some(times) = times {
+            let nodes = Task::nodes(&ready.tasks, &frame).count();
+            let (program, inputs) = (ready.program.clone(), inputs.clone());
+            self.profile = Some(Profile { program, inputs, times: times.into_inner(), nodes });
         }
         for task in &ready.tasks {
             self.paths[task.path].count += 1;

@@ -1,6 +1,6 @@
 //! Runs Programs on the host processor.
 //!
-//! - `threads`: the team of threads, which lives as long as the backend.
+//! - `threads`: the team of threads, which lives as long as the backend. `times`: how long its steps take.
 //! - `simd`: instruction sets as types; kernels are written once.
 //! - `dot`: matrix products. `kernels`: every other op.
 //! - `weights`: a graph's weights, packed or mapped. `task`: one step of a program, shared out among the team.
@@ -16,6 +16,7 @@ mod memory;
 mod simd;
 mod task;
 mod threads;
+mod times;
 mod weights;
 
 pub use backend::{Cpu, CpuOptions};

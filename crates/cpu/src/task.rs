@@ -41,6 +41,10 @@ const ELEMS: usize = 2 * UNITS.len();
 /// f32 of one item of work on plain elements.
 const ELEMENTS: usize = 2048;
 
+/// Elements up to which one worker does what follows a product, which is then sooner done than shared out: it takes about
+/// as long as the wait for the others that sharing costs.
+const ALONE: usize = 4096;
+
 /// What a run gives its tasks: memory, inputs, the model.
 pub struct Frame<'a> {
     /// Instruction set of all kernels.
@@ -366,6 +370,42 @@ impl Task {
             _ => {}
         }
         needs
+    }
+
+    /// Elements of an op that works row by row on what came before, and needs no more than a worker's scratch row.
+    fn row_work(&self, frame: &Frame<'_>) -> Option<usize> {
+        let elements = |value: &Value| value.rows(frame) * value.cols();
+        match &self.work {
+            Work::Norm { x, .. } | Work::Quantize { x, .. } => Some(elements(x)),
+            Work::Add { y, .. } | Work::Scale { y, .. } | Work::Rope { y, .. } | Work::TakeRows { y, .. } => {
+                Some(elements(y))
+            }
+            Work::Store { k, v, rotate, .. } => {
+                let rotated = rotate.as_ref().map_or(0, |(_, q, _)| elements(q));
+                Some(elements(k) + elements(v) + rotated)
+            }
+            _ => None,
+        }
+    }
+
+    /// The nodes of a step: a task, and those after it that one worker should do alone as soon as it is done.
+    pub fn nodes(tasks: &[Task], frame: &Frame<'_>) -> impl Iterator<Item = Range<usize>> {
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            let start = next;
+            let task = tasks.get(start)?;
+            next += 1;
+            // Attention has several phases.
+            if !matches!(task.work, Work::Attention { .. }) {
+                let mut elements = 0;
+                let small = |task: &&Task| {
+                    elements += task.row_work(frame).unwrap_or(ALONE + 1);
+                    elements <= ALONE
+                };
+                next += tasks[next..].iter().take_while(small).count();
+            }
+            Some(start..next)
+        })
     }
 
     /// Runs this worker's share and returns when the whole team is done.

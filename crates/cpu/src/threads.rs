@@ -44,6 +44,20 @@ pub struct Worker<'a> {
     target: usize,
     /// Time spent in waits, where somebody wants to know.
     waited: Option<Duration>,
+    turn: Turn,
+}
+
+/// What a worker's next phase is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// One that ends with a wait for its items.
+    Whole,
+    /// The one before [`Worker::then`]'s last part, not begun yet.
+    Before,
+    /// That phase has begun, and this worker did the last of its items or not.
+    Begun { last: bool },
+    /// None: this worker runs the last part, and all items there are its own.
+    Alone,
 }
 
 struct Shared {
@@ -193,7 +207,14 @@ impl Shared {
             // SAFETY: set before the job opened, and alive until this worker is no longer active.
             let job = unsafe { (*self.job.get()).map(|job| &*job) };
             if let Some(job) = job {
-                job(&mut Worker { index, shared: self, phase: 0, target: 0, waited: None });
+                job(&mut Worker {
+                    index,
+                    shared: self,
+                    phase: 0,
+                    target: 0,
+                    waited: None,
+                    turn: Turn::Whole,
+                });
             }
         }));
         if let Err(panic) = outcome {
@@ -229,9 +250,14 @@ impl Worker<'_> {
         self.index
     }
 
-    /// Workers of the team.
+    /// Workers that share the next phase.
     pub fn workers(&self) -> usize {
-        self.shared.size
+        if self.alone() { 1 } else { self.shared.size }
+    }
+
+    /// This worker runs the last part of [`then`](Worker::then), and no other does.
+    pub fn alone(&self) -> bool {
+        self.turn == Turn::Alone
     }
 
     /// Turns timing of this worker's waits for others on or off.
@@ -252,7 +278,7 @@ impl Worker<'_> {
     #[inline]
     pub fn share(&mut self, items: usize, mut f: impl FnMut(usize)) {
         let shared = self.shared;
-        if shared.size == 1 {
+        if self.workers() == 1 {
             (0..items).for_each(f);
             return;
         }
@@ -260,6 +286,7 @@ impl Worker<'_> {
             return;
         }
         assert!(u32::try_from(items).is_ok() && self.phase < u32::MAX, "{items} items");
+        assert!(!matches!(self.turn, Turn::Begun { .. }), "two phases before a last part");
         self.phase += 1;
         self.target += items;
         let mut mine = 0;
@@ -272,10 +299,54 @@ impl Worker<'_> {
                 mine += 1;
             }
         }
-        if mine > 0 && shared.done.0.fetch_add(mine, Ordering::SeqCst) + mine == self.target {
-            shared.finished.ring();
-            return;
+        let last = mine > 0 && shared.done.0.fetch_add(mine, Ordering::SeqCst) + mine == self.target;
+        match self.turn {
+            Turn::Before => self.turn = Turn::Begun { last },
+            _ if last => shared.finished.ring(),
+            _ => self.wait(),
         }
+    }
+
+    /// Two parts. With `alone`, `first` is one phase, and when all its items are done, the worker that did the last of them
+    /// does `last` by itself: all items of its phases are its own, and the others wait once. Otherwise, and where `first`
+    /// has no items or there is one worker, both are shared like any phases.
+    ///
+    /// # Panics
+    /// As [`share`](Worker::share) does. With `alone`, when `first` has two phases.
+    pub fn then<S>(
+        &mut self,
+        alone: bool,
+        state: &mut S,
+        first: impl FnOnce(&mut Self, &mut S),
+        last: impl FnOnce(&mut Self, &mut S),
+    ) {
+        let shared = !self.alone();
+        if alone && shared {
+            assert!(self.turn == Turn::Whole, "a part within a first part");
+            self.turn = Turn::Before;
+        }
+        first(self, state);
+        let turn = self.turn;
+        if shared {
+            self.turn = Turn::Whole;
+        }
+        let Turn::Begun { last: mine } = turn else { return last(self, state) };
+        // The last part is one more item.
+        self.target += 1;
+        if mine {
+            self.turn = Turn::Alone;
+            last(self, state);
+            self.turn = Turn::Whole;
+            self.shared.done.0.fetch_add(1, Ordering::SeqCst);
+            self.shared.finished.ring();
+        } else {
+            self.wait();
+        }
+    }
+
+    /// Waits until the items of all phases begun are done.
+    fn wait(&mut self) {
+        let shared = self.shared;
         let done = || shared.done.0.load(Ordering::SeqCst) >= self.target;
         let start = self.waited.map(|_| Instant::now());
         shared.finished.wait(SPIN, || done() || shared.failed.load(Ordering::SeqCst));
@@ -432,6 +503,47 @@ mod tests {
             seen.fetch_add(1 << (8 * worker), Ordering::Relaxed);
         });
         assert_eq!((seen.into_inner(), team.size()), (0x01_01_01, 3));
+    }
+
+    #[test]
+    fn a_last_part_is_done_once_after_the_first_and_before_what_follows() {
+        for threads in [1, 2, 3, 5] {
+            let team = Team::new(threads).unwrap();
+            for job in 0..100 {
+                let (first, last, next) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+                let items = [0, 1, 2, 17][job % 4];
+                team.work(&|worker| {
+                    for round in 1..=20 {
+                        let before = |worker: &mut Worker<'_>, _: &mut ()| {
+                            worker.share(items, |_| {
+                                assert_eq!(next.load(Ordering::Relaxed), (round - 1) * 5);
+                                first.fetch_add(1, Ordering::Relaxed);
+                            });
+                        };
+                        let after = |worker: &mut Worker<'_>, state: &mut ()| {
+                            // Two phases, of which the second is two parts again.
+                            assert_eq!(worker.alone(), threads > 1 && items > 0);
+                            worker.share(3, |_| {
+                                assert_eq!(first.load(Ordering::Relaxed), round * items);
+                                last.fetch_add(1, Ordering::Relaxed);
+                            });
+                            let count = |worker: &mut Worker<'_>, _: &mut ()| {
+                                worker.share(1, |_| {
+                                    last.fetch_add(1, Ordering::Relaxed);
+                                });
+                            };
+                            worker.then(true, state, count, count);
+                        };
+                        worker.then(true, &mut (), before, after);
+                        worker.share(5, |_| {
+                            assert_eq!(last.load(Ordering::Relaxed), round * 5);
+                            next.fetch_add(1, Ordering::Relaxed);
+                        });
+                    }
+                });
+                assert_eq!(next.into_inner(), 100);
+            }
+        }
     }
 
     #[test]

@@ -208,6 +208,8 @@ pub struct Profile {
     pub inputs: Inputs,
     /// Times of the program's steps, in order.
     pub times: Vec<StepTime>,
+    /// Nodes they ran as: a step, with those that one worker did alone after it.
+    pub nodes: usize,
 }
 
 /// How often an optional path ran, or why it did not. A path that declines on the default configuration is a failure.

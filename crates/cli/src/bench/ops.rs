@@ -46,6 +46,8 @@ pub struct OpTime {
 pub struct Ops {
     /// Steps that were timed.
     pub steps: usize,
+    /// Nodes of all of them: what the team of workers waited for together.
+    pub nodes: usize,
     /// Seconds of all of them, from plan to chosen tokens.
     pub seconds: f64,
     /// Longest first.
@@ -86,7 +88,7 @@ pub fn by_op(test: &Test, engine: &mut Engine, mut repetitions: std::ops::Range<
 fn sum_up(steps: &[(f64, Profile)], kv: KvType) -> Ops {
     let mut rows: Vec<OpTime> = Vec::new();
     let mut at: HashMap<String, usize> = HashMap::new();
-    for (_, Profile { program, inputs, times }) in steps {
+    for (_, Profile { program, inputs, times, .. }) in steps {
         for (step, &StepTime { seconds, waited }) in program.steps().zip(times) {
             let at = *at.entry(label(program, step)).or_insert_with_key(|label| {
                 rows.push(OpTime {
@@ -110,7 +112,8 @@ fn sum_up(steps: &[(f64, Profile)], kv: KvType) -> Ops {
         }
     }
     rows.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-    Ops { steps: steps.len(), seconds: steps.iter().map(|(seconds, _)| seconds).sum(), rows }
+    let nodes = steps.iter().map(|(_, profile)| profile.nodes).sum();
+    Ops { steps: steps.len(), nodes, seconds: steps.iter().map(|(seconds, _)| seconds).sum(), rows }
 }
 
 fn arithmetic(step: &Step) -> Arithmetic {
@@ -222,7 +225,7 @@ mod tests {
             positions: positions.collect(),
             kv: Vec::new(),
         };
-        Profile { program, inputs, times }
+        Profile { program, inputs, times, nodes: 7 }
     }
 
     #[test]
@@ -231,6 +234,7 @@ mod tests {
         let steps = profile.program.steps().count();
         let whole = 1e-3 * steps as f64 + 0.5e-3;
         let ops = sum_up(&[(whole, profile.clone()), (whole, profile.clone())], KvType::F16);
+        assert_eq!(ops.nodes, 2 * 7);
         assert_eq!((ops.steps, ops.rows.iter().map(|row| row.calls).sum::<usize>()), (2, 2 * steps));
         assert!((ops.overhead() - 1e-3).abs() < 1e-9);
         let waited: f64 = ops.rows.iter().map(|row| row.waited).sum();

@@ -155,7 +155,8 @@ fn print_ops(
 ) -> Result<()> {
     let steps = ops.steps as f64;
     let (name, batch) = (paint.bold(&outcome.test.name()), outcome.test.batch);
-    writeln!(out, "\n{name} batch {batch}: {:.3} ms a step, {} steps", 1e3 * ops.seconds / steps, ops.steps)?;
+    let (ms, nodes) = (1e3 * ops.seconds / steps, ops.nodes as f64 / steps);
+    writeln!(out, "\n{name} batch {batch}: {ms:.3} ms a step, {} steps of {nodes:.0} nodes", ops.steps)?;
     let width = ops.rows.iter().map(|op| op.label.len()).max().unwrap_or(0).max(OVERHEAD.len());
     let head = format!(
         "  {:<width$} {:>6} {:>9} {:>6} {:>9} {:>9} {:>7} {:>5} {:>8}  {}",
@@ -236,6 +237,7 @@ pub fn print_json(machine: &Machine, outcomes: &[Outcome], by_op: Option<&ByOp>)
                     "share": ops.overhead() / ops.seconds,
                 });
                 result["steps"] = ops.steps.into();
+                result["nodes_per_step"] = (ops.nodes as f64 / steps).into();
                 result["ms_per_step"] = (1e3 * ops.seconds / steps).into();
                 result["limit"]["f32_tflops"] = by_op.f32_tflops.into();
                 result["ops"] = ops.rows.iter().map(row).chain([overhead]).collect();

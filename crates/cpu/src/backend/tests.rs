@@ -374,6 +374,9 @@ fn every_step_is_counted_and_timed() {
     let profile = cpu.profile().unwrap();
     assert_eq!(profile.program, program);
     assert_eq!(profile.times.len(), program.steps().count());
+    // The embedding, and in a layer: query, key and value; attention; its output; gate and up; down. Then the row wanted,
+    // the head and what follows it.
+    assert_eq!(profile.nodes, 1 + 5 * program.kv_groups.len() + 2);
     assert!(profile.times.iter().all(|time| 0.0 <= time.waited && time.waited <= time.seconds));
     let counted: u64 =
         cpu.paths().iter().filter(|path| path.path != "kv.saturated").map(|path| path.count).sum();

@@ -5,7 +5,7 @@ use ingle_graph::{AttentionSpec, FloatArithmetic, PAGE};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use super::{Emission, Frame, Scratch, Value, quantize, spread};
+use super::{ALONE, Emission, Frame, Scratch, Value, quantize, spread};
 use crate::kernels::attention::{self, Block, Merge, Sink};
 use crate::kernels::kv::{Pages, Store};
 use crate::kernels::rope::Rope;
@@ -93,66 +93,79 @@ pub fn attend(
     let pages = frame.pool.layer(spec.layer);
     let group = spec.heads / spec.kv_heads;
     let workers = worker.workers();
-    let mut block = |rows: Range<usize>, kv_head, chunks, next, sink| {
+    let block = |scratch: &mut Scratch, rows: Range<usize>, kv_head, chunks, next, sink| {
         let q = q.row(frame, 0);
         let block = Block { spec, float, pages, inputs: frame.inputs, q, rows, kv_head, chunks, next, sink };
         block.run(frame.isa, &mut scratch.attention);
     };
-    if longest > 1 && rows * spec.kv_heads < few(worker.workers()) {
+    let finish = |worker: &mut Worker<'_>, _: &mut Scratch| quantize(frame, worker, out, emit);
+    if longest > 1 && rows * spec.kv_heads < few(workers) {
         let partial = attention::partial_len(spec.head_dim);
         let stride = (1 + longest) * partial;
         let partials = start(&frame.spare.partials).cast::<f32>();
-        worker.share(rows * spec.kv_heads * longest, |item| {
-            let place = |item: usize| {
-                let (row, kv_head) = (item / longest / spec.kv_heads, item / longest % spec.kv_heads);
-                (row < rows).then(|| (row, kv_head, chunks(row).start + item % longest))
-            };
-            let Some((row, kv_head, chunk)) = place(item) else { return };
-            if chunk < chunks(row).end {
-                let at = 1 + chunk - chunks(row).start;
-                // SAFETY: `needs` made room for these rows, all heads and the longest context.
-                let out =
-                    unsafe { partials.add((row * spec.heads + kv_head * group) * stride + at * partial) };
-                let next = place(item + workers);
-                block(row..row + 1, kv_head, chunk..chunk + 1, next, Sink::Partial { out, stride });
-            }
-        });
-        worker.share(rows * spec.kv_heads, |item| {
-            let chunks = chunks(item / spec.kv_heads).len();
-            for head in item * group..(item + 1) * group {
-                // SAFETY: as above; a head of a row of the result.
-                let (partials, out) = unsafe { (partials.add(head * stride), out.add(head * spec.head_dim)) };
-                frame.isa.run(Merge { spec, partials, chunks, out });
-            }
-        });
+        let parts = |worker: &mut Worker<'_>, scratch: &mut Scratch| {
+            worker.share(rows * spec.kv_heads * longest, |item| {
+                let place = |item: usize| {
+                    let (row, kv_head) = (item / longest / spec.kv_heads, item / longest % spec.kv_heads);
+                    (row < rows).then(|| (row, kv_head, chunks(row).start + item % longest))
+                };
+                let Some((row, kv_head, chunk)) = place(item) else { return };
+                if chunk < chunks(row).end {
+                    let at = 1 + chunk - chunks(row).start;
+                    let first = (row * spec.heads + kv_head * group) * stride + at * partial;
+                    // SAFETY: `needs` made room for these rows, all heads and the longest context.
+                    let sink = Sink::Partial { out: unsafe { partials.add(first) }, stride };
+                    block(scratch, row..row + 1, kv_head, chunk..chunk + 1, place(item + workers), sink);
+                }
+            });
+        };
+        let merge = |worker: &mut Worker<'_>, _: &mut Scratch| {
+            worker.share(rows * spec.kv_heads, |item| {
+                let chunks = chunks(item / spec.kv_heads).len();
+                for head in item * group..(item + 1) * group {
+                    // SAFETY: as above; a head of a row of the result.
+                    let (partials, out) =
+                        unsafe { (partials.add(head * stride), out.add(head * spec.head_dim)) };
+                    frame.isa.run(Merge { spec, partials, chunks, out });
+                }
+            });
+        };
+        let merged = |worker: &mut Worker<'_>, scratch: &mut Scratch| {
+            worker.then(rows * q.cols() <= ALONE, scratch, merge, finish);
+        };
+        worker.then(rows * spec.heads * stride <= ALONE, scratch, parts, merged);
     } else {
         // Rows of different sequences share nothing: blocks of them would only end less evenly.
         let height = (attention::queries(float) / group)
-            .min(rows * spec.kv_heads / few(worker.workers()))
+            .min(rows * spec.kv_heads / few(workers))
             .min(rows.div_ceil(frame.inputs.sequence_count().max(1)))
             .max(1);
         let blocks = rows.div_ceil(height);
-        worker.share(blocks * spec.kv_heads, |item| {
-            // Later rows look at more keys: they go first.
-            let place = |item: usize| {
-                let before = (item / spec.kv_heads < blocks).then(|| blocks - 1 - item / spec.kv_heads)?;
-                Some((before * height, item % spec.kv_heads, 0))
-            };
-            let Some((first, kv_head, _)) = place(item) else { return };
-            let mut rest = first..rows.min(first + height);
-            let next = place(item + workers);
-            while !rest.is_empty() {
-                let sequence = frame.inputs.sequences[rest.start];
-                let same = rest.clone().take_while(|&row| frame.inputs.sequences[row] == sequence).count();
-                let run = rest.start..rest.start + same;
-                rest.start += same;
-                let from = run.clone().map(|row| chunks(row).start).min().unwrap_or(0);
-                let to = run.clone().map(|row| chunks(row).end).max().unwrap_or(0);
-                block(run, kv_head, from..to, next, Sink::Rows { out, stride: q.cols() });
-            }
-        });
+        let all = |worker: &mut Worker<'_>, scratch: &mut Scratch| {
+            worker.share(blocks * spec.kv_heads, |item| {
+                // Later rows look at more keys: they go first.
+                let place = |item: usize| {
+                    let before =
+                        (item / spec.kv_heads < blocks).then(|| blocks - 1 - item / spec.kv_heads)?;
+                    Some((before * height, item % spec.kv_heads, 0))
+                };
+                let Some((first, kv_head, _)) = place(item) else { return };
+                let mut rest = first..rows.min(first + height);
+                let next = place(item + workers);
+                while !rest.is_empty() {
+                    let sequence = frame.inputs.sequences[rest.start];
+                    let same =
+                        rest.clone().take_while(|&row| frame.inputs.sequences[row] == sequence).count();
+                    let run = rest.start..rest.start + same;
+                    rest.start += same;
+                    let from = run.clone().map(|row| chunks(row).start).min().unwrap_or(0);
+                    let to = run.clone().map(|row| chunks(row).end).max().unwrap_or(0);
+                    block(scratch, run, kv_head, from..to, next, Sink::Rows { out, stride: q.cols() });
+                }
+            });
+        };
+        worker.then(rows * q.cols() <= ALONE, scratch, all, finish);
     }
-    quantize(frame, worker, out, emit);
 }
 
 /// Rows times heads of keys and values below which there is too little to share out without cutting along chunks.
