@@ -1,14 +1,15 @@
 //! `ingle inspect`: what a model is and what it needs, before it is loaded, from the objects that would run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{Write, stdout};
 
 use ingle_cpu::planned_bytes;
 use ingle_engine::runner::{kv_group_bytes, kv_plan};
 use ingle_engine::step::EngineOptions;
-use ingle_graph::op::{Weight, WeightUse};
+use ingle_graph::op::{Elem, Weight, WeightUse};
 use ingle_graph::{
-    Bucket, CONTRACT_VERSION, FloatArithmetic, KvGroup, KvPlan, PlanKey, PlanOptions, Program, dump, passes,
+    Bucket, CONTRACT_VERSION, FloatArithmetic, KvGroup, KvPlan, PlanKey, PlanOptions, Program, WeightId,
+    dump, passes,
 };
 use ingle_models::Model;
 use ingle_tensor::gguf::Value as GgufValue;
@@ -124,9 +125,11 @@ impl Plan {
 
     /// The weights by kind (`blk.3.attn_q.weight` is of kind `attn_q.weight`) and type, with how they are read.
     fn kinds(&self) -> Vec<Kind> {
+        let multiplied: HashMap<WeightId, Elem> = self.decode.products().collect();
         let mut kinds: BTreeMap<(String, &str, String), (usize, u64)> = BTreeMap::new();
-        for weight in &self.model.graph.weights {
-            let key = (kind(&weight.name), weight.dtype.name(), arithmetic(weight, &self.options));
+        for (id, weight) in (0..).map(WeightId).zip(&self.decode.weights) {
+            let arithmetic = arithmetic(weight, multiplied.get(&id).copied());
+            let key = (kind(&weight.name), weight.dtype.name(), arithmetic);
             let (count, bytes) = kinds.entry(key).or_default();
             *count += 1;
             *bytes += weight.bytes() as u64;
@@ -174,13 +177,13 @@ fn kind(name: &str) -> String {
     }
 }
 
-/// How a weight takes part, in the words of the numeric contract.
-fn arithmetic(weight: &Weight, options: &PlanOptions) -> String {
-    match (weight.used, weight.unit()) {
+/// How a weight takes part, in the words of the numeric contract; `multiplied` is what the plan multiplies a matrix with.
+fn arithmetic(weight: &Weight, multiplied: Option<Elem>) -> String {
+    match (weight.used, multiplied.and_then(|elem| Some((elem, elem.digits()?)))) {
         (WeightUse::Rows, _) => "rows looked up".into(),
         (WeightUse::Vector, _) => "widened to f32".into(),
-        (WeightUse::Matrix, Some(unit)) => {
-            format!("int, {} activations in units of {unit}", options.activations)
+        (WeightUse::Matrix, Some((elem, (unit, _)))) => {
+            format!("int, {} activations in units of {unit}", elem.name())
         }
         (WeightUse::Matrix, None) => FloatArithmetic::F32x32.to_string(),
     }
@@ -257,6 +260,7 @@ fn print(checkpoint: &Checkpoint, plan: std::result::Result<&Plan, &Error>) -> R
         ("rope tables", m.rope_tables),
         ("outputs", m.outputs),
         ("total", m.total()),
+        ("mapped beside it", m.mapped),
     ] {
         writeln!(out, "  {what:<16} {:>16} bytes  {}", thousands(n), paint.dim(&bytes(n)))?;
     }
@@ -265,7 +269,11 @@ fn print(checkpoint: &Checkpoint, plan: std::result::Result<&Plan, &Error>) -> R
         let size = thousands(*bytes);
         writeln!(out, "of keys and values, {layers} layers keep {keep}: {pages} pages, {size} bytes")?;
     }
-    writeln!(out, "beside it, {} bytes of the file are read in place", thousands(m.mapped))?;
+    writeln!(
+        out,
+        "not in the total: what is mapped (tensors read in place from the file, whose pages the system can drop), the \
+         tokenizer, the process itself"
+    )?;
     writeln!(out, "one token reads {} bytes of weights", thousands(plan.decode.weight_bytes()))?;
     Ok(())
 }

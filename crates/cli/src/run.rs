@@ -7,6 +7,7 @@ use ingle_engine::handle::{Event, Reply, TextRequest};
 use ingle_engine::text::Conversation;
 use ingle_engine::text::template::NO_TEMPLATE;
 use ingle_graph::CONTRACT_VERSION;
+use ingle_graph::backend::PathCount;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
@@ -197,12 +198,25 @@ fn stats(session: &mut Session, reply: &Reply) {
     ];
     lines.extend(reply.seed.map(|seed| ("seed", seed.to_string())));
     lines.push(("peak memory", sys::peak_memory_bytes().map_or("unknown".into(), bytes)));
+    let (counts, paths): (Vec<_>, Vec<_>) = session
+        .handle
+        .engine()
+        .runner()
+        .backend()
+        .paths()
+        .into_iter()
+        .partition(|path| path.path == PathCount::SATURATED);
+    let saturated: u64 = counts.iter().map(|count| count.count).sum();
+    lines.push(("kv", format!("saturated keys/values: {saturated}")));
+    lines.push((
+        "paths",
+        "op.instruction set of its kernel x times it ran; the arithmetic is under numerics".into(),
+    ));
+    lines.extend(paths.iter().map(|PathCount { path, declined, count }| {
+        let declined = declined.map_or(String::new(), |why| format!(", declined: {why}"));
+        ("path", format!("{path} x {count}{declined}"))
+    }));
     for (what, said) in &lines {
         term::say(&format!("{} {said}", paint.dim(&format!("{what:<12}"))));
-    }
-    for path in session.handle.engine().runner().backend().paths() {
-        let declined = path.declined.map_or(String::new(), |why| format!(", declined: {why}"));
-        let what = paint.dim(&format!("{:<12}", "path"));
-        term::say(&format!("{what} {} x {}{declined}", path.path, path.count));
     }
 }

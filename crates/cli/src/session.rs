@@ -1,5 +1,6 @@
 //! From flags to a model that is ready: find the file, map it, load the device, build the tokenizer beside it.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -9,7 +10,7 @@ use ingle_cpu::{Cpu, CpuOptions, Isa};
 use ingle_engine::handle::{Handle, Language, Reply};
 use ingle_engine::runner::{Runner, kv_bytes, kv_plan};
 use ingle_engine::step::{Engine, EngineOptions};
-use ingle_graph::{Backend, Bucket, FloatArithmetic, Graph, Numerics, PlanOptions};
+use ingle_graph::{Backend, Bucket, FloatArithmetic, Graph, Numerics, PlanOptions, Program};
 use ingle_models::Model;
 use ingle_tensor::Checkpoint;
 
@@ -86,13 +87,15 @@ pub fn context(model: &Model, asked: Option<usize>) -> usize {
     asked.unwrap_or(model.config.context.min(CONTEXT_MAX))
 }
 
-/// The arithmetics that a program runs, by name.
-pub fn arithmetics(model: &Model, options: &PlanOptions) -> String {
-    let quantized = model.graph.weights.iter().any(|w| w.unit().is_some());
-    let int = quantized.then(|| format!("int ({} activations)", options.activations));
+/// The arithmetics that a program runs, by name, with the activations of its integer products.
+pub fn arithmetics(program: &Program) -> String {
+    let activations: BTreeSet<(usize, &str)> =
+        program.products().filter_map(|(_, elem)| Some((elem.digits()?.1, elem.name()))).collect();
+    let activations: Vec<&str> = activations.into_iter().map(|(_, name)| name).collect();
+    let int = (!activations.is_empty()).then(|| format!("int ({} activations)", activations.join(" and ")));
     let float = FloatArithmetic::F32x32.to_string();
-    let attention =
-        (options.float != FloatArithmetic::F32x32).then(|| format!("{} (attention)", options.float));
+    let attention = program.key.options.float;
+    let attention = (attention != FloatArithmetic::F32x32).then(|| format!("{attention} (attention)"));
     int.into_iter().chain([float]).chain(attention).collect::<Vec<_>>().join(", ")
 }
 
@@ -140,9 +143,8 @@ pub fn open(model: Option<&Spec>, device: &DeviceFlags, plan: &PlanFlags) -> Res
     });
     let language = language.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     let mut runner = loaded?;
-    runner.prepare(Bucket::holding(1, 1, 1))?;
+    let arithmetics = arithmetics(&*runner.prepare(Bucket::holding(1, 1, 1))?);
     let device = runner.backend().describe();
-    let arithmetics = arithmetics(runner.model(), runner.options());
     let engine = Engine::new(runner, checkpoint.fingerprint(), EngineOptions::default());
     let handle = Handle::new(engine, language)?;
     let load_ms = start.elapsed().as_secs_f64() * 1e3;

@@ -144,9 +144,17 @@ fn a_drawn_seed_is_reported_and_repeats_the_answer() {
     assert_eq!((&again["text"], &again["seed"]), (&first["text"], &first["seed"]));
     let stats = output(&["run", "-m", &model, "--stats", "--seed", "99", "-n", "2", "Hello"]);
     let said = String::from_utf8(stats.stderr).unwrap();
-    for part in ["seed         99", "int (int8 activations), f32x32", "load ", "tok/s", "path "] {
+    for part in [
+        "seed         99",
+        "int (int8 activations), f32x32",
+        "load ",
+        "tok/s",
+        "path         linear.int.",
+        "saturated keys/values: 0",
+    ] {
         assert!(said.contains(part), "{part}: {said}");
     }
+    assert!(!said.contains("kv.saturated") && said.contains("op.instruction set of its kernel"), "{said}");
 }
 
 #[test]
@@ -348,12 +356,46 @@ fn inspect_answers_before_loading() {
     let dir = TempDir::new().unwrap();
     let dot = dir.path().join("out.dot");
     let text = stdout(&output(&["inspect", &model, "--graph", &dot.display().to_string()]));
-    for part in ["attn_q.weight", "q5_0", "int, int8 activations in units of 32", "keys and values", "total"]
-    {
+    for part in [
+        "attn_q.weight",
+        "q5_0",
+        "int, int8 activations in units of 32",
+        "keys and values",
+        "total",
+        "mapped beside it",
+        "not in the total",
+    ] {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(std::fs::read_to_string(dot).unwrap().starts_with("digraph"));
     assert!(stdout(&output(&["inspect", &model, "--plan"])).contains("segment 0 device 0"));
+}
+
+/// The table names the activations of the plan that runs, product by product.
+#[test]
+fn inspect_names_the_activations_that_the_plan_uses() {
+    let wide = fixture("gguf/llama-s1-wide/model-q4_k_m.gguf").display().to_string();
+    for (model, activations, of_queries, of_others) in [
+        (&wide, "int8", "int, int16 activations in units of 256", "int, int8 activations in units of 256"),
+        (&wide, "int16", "int, int16 activations in units of 256", "int, int16 activations in units of 256"),
+        (&wide, "f32", "f32x32", "f32x32"),
+        (&model(), "int8", "int, int8 activations in units of 32", "int, int8 activations in units of 32"),
+    ] {
+        let report = json(&["inspect", model, "--json", "--activations", activations]);
+        for row in report["arithmetic"].as_array().unwrap() {
+            let want = match row["kind"].as_str().unwrap().strip_suffix(".weight").unwrap() {
+                "attn_q" | "attn_k" | "attn_v" => of_queries,
+                "attn_output" | "ffn_gate" | "ffn_up" | "ffn_down" | "output" => of_others,
+                _ => continue,
+            };
+            assert_eq!(row["arithmetic"], want, "{model} {activations}: {row}");
+        }
+    }
+    let text = stdout(&output(&["inspect", &wide]));
+    assert_eq!(text.matches("int, int16 activations in units of 256").count(), 3, "{text}");
+    let said =
+        String::from_utf8(output(&["run", "-m", &wide, "--stats", "-n", "1", "--raw", "a"]).stderr).unwrap();
+    assert!(said.contains("int (int8 and int16 activations), f32x32"), "{said}");
 }
 
 #[test]

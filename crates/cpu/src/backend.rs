@@ -169,7 +169,8 @@ fn path_name(step: &Step, weights: &Weights, isa: Isa, float: FloatArithmetic) -
 
 impl Backend for Cpu {
     fn describe(&self) -> String {
-        format!("cpu ({}, {} threads)", self.isa, self.threads())
+        let plural = if self.threads() == 1 { "" } else { "s" };
+        format!("cpu ({}, {} thread{plural})", self.isa, self.threads())
     }
 
     fn load(
@@ -331,7 +332,7 @@ impl Backend for Cpu {
 
     fn paths(&self) -> Vec<PathCount> {
         let count = self.saturated.load(Ordering::Relaxed);
-        let saturated = PathCount { path: "kv.saturated".into(), declined: None, count };
+        let saturated = PathCount { path: PathCount::SATURATED.into(), declined: None, count };
         self.paths.iter().cloned().chain([saturated]).collect()
     }
 }

@@ -223,6 +223,11 @@ pub struct PathCount {
     pub count: u64,
 }
 
+impl PathCount {
+    /// Of the keys and values that were too large for their type and became its largest: no path, but counted like one.
+    pub const SATURATED: &str = "kv.saturated";
+}
+
 /// A device that runs programs.
 pub trait Backend: Send {
     /// Device and instruction set, for people.

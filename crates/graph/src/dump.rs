@@ -3,16 +3,12 @@
 use std::fmt::Write;
 
 use crate::builder::Graph;
-use crate::op::{Elem, Op, ValueType};
+use crate::op::{Op, ValueType};
 use crate::program::{Program, Slot};
 
 fn ty(t: ValueType) -> String {
-    let elem = match t.elem {
-        Elem::F32 => "f32".to_string(),
-        Elem::Int8 { unit } => format!("int8/{unit}"),
-        Elem::Int16 { unit } => format!("int16/{unit}"),
-    };
-    format!("[{:?}, {}] {elem}", t.rows, t.cols)
+    let unit = t.elem.digits().map_or(String::new(), |(unit, _)| format!("/{unit}"));
+    format!("[{:?}, {}] {}{unit}", t.rows, t.cols, t.elem.name())
 }
 
 fn weights(op: &Op, name: &dyn Fn(crate::op::WeightId) -> String) -> Vec<String> {

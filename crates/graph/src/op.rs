@@ -46,6 +46,15 @@ impl Elem {
             Elem::Int16 { unit } => Some((unit, 2)),
         }
     }
+
+    /// `f32`, `int8`, `int16`: the words of [`Activations`](crate::Activations).
+    pub fn name(self) -> &'static str {
+        match self {
+            Elem::F32 => "f32",
+            Elem::Int8 { .. } => "int8",
+            Elem::Int16 { .. } => "int16",
+        }
+    }
 }
 
 /// Type of a value: `[rows, cols]` of `elem`.

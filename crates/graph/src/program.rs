@@ -1,6 +1,6 @@
 //! A compiled graph: plain data that a backend runs step by step.
 
-use crate::op::{Op, RopeSpec, ValueType, Weight};
+use crate::op::{Elem, Op, RopeSpec, ValueType, Weight, WeightId};
 use crate::options::PlanKey;
 
 /// Where a value lives.
@@ -57,6 +57,17 @@ pub struct Step {
     pub layer: Option<usize>,
     /// Bytes and flops.
     pub cost: Cost,
+}
+
+impl Step {
+    /// The matrices that this step multiplies with, each with the element of what it is multiplied with.
+    pub fn products(&self) -> impl Iterator<Item = (WeightId, Elem)> {
+        let parts = match &self.op {
+            Op::Linear { parts, .. } => parts.as_slice(),
+            _ => &[],
+        };
+        parts.iter().map(|part| (part.weight, self.inputs[part.input].ty().elem))
+    }
 }
 
 /// Steps that run on one device without a stop.
@@ -153,6 +164,11 @@ impl Program {
     /// All steps in order.
     pub fn steps(&self) -> impl Iterator<Item = &Step> {
         self.segments.iter().flat_map(|s| &s.steps)
+    }
+
+    /// As [`Step::products`], of all steps in order.
+    pub fn products(&self) -> impl Iterator<Item = (WeightId, Elem)> {
+        self.steps().flat_map(Step::products)
     }
 
     /// Bytes of weights one run reads.

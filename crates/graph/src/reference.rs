@@ -651,6 +651,6 @@ impl Backend for Interpreter {
     }
 
     fn paths(&self) -> Vec<PathCount> {
-        vec![PathCount { path: "kv.saturated".into(), declined: None, count: self.saturated }]
+        vec![PathCount { path: PathCount::SATURATED.into(), declined: None, count: self.saturated }]
     }
 }
