@@ -18,7 +18,6 @@ use std::time::Instant;
 use ingle_engine::step::{Engine, EngineOptions};
 use ingle_graph::{Bucket, Graph, PlanOptions};
 use ingle_models::Model;
-use ingle_tensor::Checkpoint;
 
 use crate::error::{Error, Result};
 use crate::flags::Bench;
@@ -26,7 +25,7 @@ use crate::session;
 use crate::sys;
 use crate::term;
 
-use report::{ByOp, Machine, Outcome};
+use report::{Outcome, Settings};
 use workload::{Sample, Test, Work};
 
 /// Runs every test `--repetitions` times, in turns, and reports.
@@ -36,9 +35,9 @@ use workload::{Sample, Test, Work};
 pub fn bench(flags: &Bench) -> Result<()> {
     let tests = tests(flags)?;
     session::require_cpu(&flags.device)?;
-    let path = session::resolve(flags.model.model.as_ref())?;
+    let path = session::resolve(flags.model.named())?;
     let start = Instant::now();
-    let checkpoint = Arc::new(Checkpoint::open(&path)?);
+    let checkpoint = Arc::new(session::open_files(&path)?);
     let made_for = Model::open(&checkpoint)?.config.context;
     if let Some(test) = tests.iter().find(|test| test.context() > made_for) {
         return Err(Error::Refused(test.too_long(made_for)));
@@ -54,7 +53,7 @@ pub fn bench(flags: &Bench) -> Result<()> {
     let sequences = tests.iter().map(|t| t.batch).max().unwrap_or(1);
     let backend = session::backend(&flags.device);
     let mut runner = session::load(&checkpoint, backend, options, Some(context), sequences)?;
-    runner.prepare(Bucket::holding(1, 1, 1))?;
+    let arithmetics = session::arithmetics(&*runner.prepare(Bucket::holding(1, 1, 1))?);
     let load_ms = start.elapsed().as_secs_f64() * 1e3;
     let device = runner.backend().describe();
     let mut engine = Engine::new(runner, checkpoint.fingerprint(), EngineOptions::default());
@@ -87,7 +86,6 @@ pub fn bench(flags: &Bench) -> Result<()> {
     let threads = flags.device.threads.map_or_else(ingle_cpu::physical_cores, usize::from);
     let step_bytes = works.iter().map(|work| work.step_bytes).fold(0.0, f64::max);
     let limits = limits::measure(threads, step_bytes as usize);
-    let by_op = flags.ops.then(|| ByOp { times, f32_tflops: limits::f32_rate(threads) / 1e12 });
 
     let outcomes: Vec<Outcome> = tests
         .iter()
@@ -95,11 +93,18 @@ pub fn bench(flags: &Bench) -> Result<()> {
         .zip(works)
         .map(|((test, samples), work)| Outcome::new(test, &samples, work, &limits))
         .collect();
-    let machine =
-        Machine { device, threads, limits, peak_memory_bytes, load_ms, model: session::name(&path) };
+    let settings = Settings {
+        numerics: flags.numerics,
+        kv: flags.kv,
+        activations: flags.activations,
+        arithmetics,
+        repetitions: flags.repetitions,
+    };
+    let model = session::name(&path);
+    let bench = report::Bench { model, settings, device, threads, limits, peak_memory_bytes, load_ms };
     match flags.json {
-        true => report::print_json(&machine, &outcomes, by_op.as_ref()),
-        false => report::print_table(&machine, &outcomes, by_op.as_ref()),
+        true => report::print_json(&bench, &outcomes, &times),
+        false => report::print_table(&bench, &outcomes, &times),
     }
 }
 
@@ -113,8 +118,10 @@ fn tests(flags: &Bench) -> Result<Vec<Test>> {
     };
     for &batch in &flags.batch {
         let batch = usize::from(batch);
-        for &tokens in &flags.prefill {
-            add(Test { kind: workload::Kind::Prefill, tokens, depth: 0, batch });
+        for &depth in &flags.depth {
+            for &tokens in &flags.prefill {
+                add(Test { kind: workload::Kind::Prefill, tokens, depth, batch });
+            }
         }
         for &depth in &flags.depth {
             for &tokens in &flags.decode {

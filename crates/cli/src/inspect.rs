@@ -27,8 +27,11 @@ const ARRAY_MAX: usize = 64;
 
 /// Prints what was asked for. A model of an unknown family still shows its metadata and tensors before the error.
 pub fn inspect(flags: &Inspect) -> Result<()> {
-    let path = session::resolve(Some(&flags.model))?;
-    let checkpoint = Checkpoint::open(&path)?;
+    let Some(model) = flags.model.named() else {
+        return Err(Error::Usage("no MODEL: name one, as in `ingle inspect model.gguf`".into()));
+    };
+    let path = session::resolve(Some(model))?;
+    let checkpoint = session::open_files(&path)?;
     let planned = Model::open(&checkpoint).map_err(Error::from).and_then(|model| Plan::new(model, flags));
     if let (Some(file), Ok(plan)) = (&flags.graph, &planned) {
         let graph = passes::optimize(&plan.model.graph, &plan.decode.key)?;

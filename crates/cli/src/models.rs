@@ -4,13 +4,13 @@ use std::io::{Write, stdout};
 
 use crate::error::Result;
 use crate::flags::{Pull, Remove};
-use crate::source::{self, Cache, Cached, Spec};
+use crate::session;
+use crate::source::{Cache, Cached};
 use crate::term;
 
 /// Fetches a model and prints where it is.
 pub fn pull(flags: &Pull) -> Result<()> {
-    let spec = flags.model.clone().unwrap_or(Spec::Default);
-    let path = source::resolve(&spec, &mut *term::progress())?;
+    let path = session::resolve(flags.model.named())?;
     writeln!(stdout(), "{}", path.display())?;
     Ok(())
 }

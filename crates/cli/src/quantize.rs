@@ -167,7 +167,7 @@ pub fn quantize(flags: &Quantize) -> Result<()> {
         return Err(Error::Refused(what.into()));
     }
     let input = &session::resolve(Some(input))?;
-    let checkpoint = Checkpoint::open(input)?;
+    let checkpoint = session::open_files(input)?;
     let quantization = Quantization::new(&checkpoint, mix)?;
     let total = quantization.outline.file_bytes()?;
     files::require_other(out, input)?;

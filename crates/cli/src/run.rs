@@ -5,7 +5,6 @@ use std::ops::ControlFlow;
 
 use ingle_engine::handle::{Event, Reply, TextRequest};
 use ingle_engine::text::Conversation;
-use ingle_engine::text::template::NO_TEMPLATE;
 use ingle_graph::CONTRACT_VERSION;
 use ingle_graph::backend::PathCount;
 use serde_json::{Value, json};
@@ -55,7 +54,7 @@ pub fn run(flags: &Run) -> Result<()> {
     if reply.is_err() && mid_line {
         writeln!(out)?;
     }
-    let reply = reply?;
+    let reply = reply.map_err(|error| session.advised(error))?;
     if flags.json {
         writeln!(out, "{}", json(&session, &reply, flags.logprobs > 0))?;
     } else if !reply.text.ends_with('\n') {
@@ -74,7 +73,10 @@ fn read_prompt(flags: &Run) -> Result<String> {
         Some("-") => {}
         Some(prompt) => return Ok(prompt.to_string()),
         None if term::stdin_is_person() => {
-            return Err(Error::Usage("no PROMPT: give one, or - to read it from standard input".into()));
+            return Err(Error::Usage(
+                "no PROMPT: give one, or - to read it from standard input; `ingle chat` holds a conversation"
+                    .into(),
+            ));
         }
         None => {}
     }
@@ -111,14 +113,14 @@ fn tokens(session: &Session, prompt: &str, continues: bool, flags: &Run) -> Resu
         return Ok(language.chat(&Conversation::new(messages))?);
     }
     if flags.system.is_some() {
-        return Err(Error::Refused(
-            "--system: this model has no chat template (a base model), so there is no place for a system message; \
-             write all of the text into the prompt"
-                .into(),
-        ));
+        let why = language.without_template();
+        return Err(Error::Refused(format!(
+            "--system: {why}, so there is no place for a system message; write all of the text into the prompt"
+        )));
     }
     if !flags.raw {
-        term::say(NO_TEMPLATE);
+        let why = language.without_template();
+        term::say(&format!("note: {why}; completing the text as it is, as with --raw"));
     }
     let ids = language.completion(prompt)?;
     if language.tokenizer().has_doubled_bos(&ids) {

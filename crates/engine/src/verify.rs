@@ -61,7 +61,9 @@ pub struct Miss {
 pub struct Report {
     /// Comparisons in the order they were made.
     pub checks: Vec<Check>,
-    /// Tokens that differ.
+    /// Tokens compared, of all arms.
+    pub tokens: usize,
+    /// Those that differ.
     pub misses: Vec<Miss>,
     /// Arms that do not apply to this file, and why.
     pub skipped: Vec<(char, &'static str)>,
@@ -266,6 +268,7 @@ impl Course<'_> {
     /// One more is.
     fn advance(&mut self) {
         self.done += 1;
+        self.report.tokens += 1;
         (self.watch)(self.done, self.total);
     }
 }

@@ -313,9 +313,15 @@ impl Model {
         };
         let names = |f: &Family| if gguf { f.gguf } else { f.model_types };
         FAMILIES.iter().find(|f| names(f).contains(&name)).ok_or_else(|| {
-            let mut known: Vec<_> = FAMILIES.iter().flat_map(|f| names(f).iter().copied()).collect();
-            known.dedup();
-            Error::UnknownFamily { name: name.to_string(), why, known: known.join(", ") }
+            // A family may go by the name of another: files of mistral say llama.
+            let all =
+                FAMILIES.iter().enumerate().flat_map(|(i, f)| names(f).iter().map(move |name| (i, f, name)));
+            let known = all.map(|(i, f, name)| match FAMILIES[..i].iter().any(|f| names(f).contains(name)) {
+                true => format!("{} (as {name})", f.name),
+                false => (*name).to_string(),
+            });
+            let known = known.collect::<Vec<_>>().join(", ");
+            Error::UnknownFamily { name: name.to_string(), why, known }
         })
     }
 }

@@ -102,13 +102,15 @@ impl Checkpoint {
         }
         let bytes = Bytes::map(path)?;
         if !bytes.starts_with(&gguf::MAGIC) {
+            if bytes.is_empty() {
+                return Err(Error::Apart("the file is empty: fetch it again".into()).in_file(path));
+            }
             let start = &bytes[..bytes.len().min(8)];
             let hint = match start {
                 [b'P', b'K', 3, 4, ..] | [0x80, 2..=5, ..] => {
                     "it looks like a PyTorch pickle, which can run code: convert it to safetensors"
                 }
                 b"version " => "it is a Git LFS pointer: fetch the file itself",
-                [] => "it is empty: fetch it again",
                 _ => "name a .gguf file, or a folder with config.json and .safetensors files",
             };
             let found = format!("\"{}\"", start.escape_ascii());

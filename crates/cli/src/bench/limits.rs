@@ -28,9 +28,11 @@ pub struct Limits {
     /// int8 multiplications and additions, 10^12 a second, all threads together, by the widest vector instruction that
     /// ingle's kernels use here.
     pub int8_tops: f64,
+    /// f32 multiplications and additions, fused, 10^12 a second, all threads together.
+    pub f32_tflops: f64,
 }
 
-/// Measures both with `threads` threads, reads with as much memory as a step reads (`step_bytes`). Takes less than a
+/// Measures all with `threads` threads, reads with as much memory as a step reads (`step_bytes`). Takes less than a
 /// second, and that memory for the time.
 pub fn measure(threads: usize, step_bytes: usize) -> Limits {
     let read_bytes = step_bytes.clamp(1 << 20, BUFFER_BYTES_MAX);
@@ -38,12 +40,8 @@ pub fn measure(threads: usize, step_bytes: usize) -> Limits {
         read_gb_per_second: read_rate(threads, read_bytes) / 1e9,
         read_bytes,
         int8_tops: product_rate(threads, products) / 1e12,
+        f32_tflops: product_rate(threads, fused) / 1e12,
     }
-}
-
-/// f32 multiplications and additions a second, fused, all threads together.
-pub fn f32_rate(threads: usize) -> f64 {
-    product_rate(threads, fused)
 }
 
 /// Bytes a second.
@@ -339,7 +337,7 @@ mod tests {
     fn a_rate_is_within_reason() {
         let rate = product_rate(1, products) / 1e12;
         assert!((1e-5..100.0).contains(&rate), "{rate} TOPS on one thread");
-        let rate = f32_rate(1) / 1e12;
+        let rate = product_rate(1, fused) / 1e12;
         assert!((1e-5..10.0).contains(&rate), "{rate} TFLOPS on one thread");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io::{Write, stdout};
 
+use ingle_graph::{Activations, CONTRACT_VERSION, KvType, Numerics};
 use serde_json::{Value, json};
 
 use super::limits::Limits;
@@ -11,8 +12,15 @@ use crate::error::Result;
 use crate::sys::{cpu_name, memory_bytes};
 use crate::term::{Paint, bytes};
 
+/// Of the program that measured.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// What is the same for all results.
-pub struct Machine {
+pub struct Bench {
+    /// What the model is called.
+    pub model: String,
+    /// How it ran.
+    pub settings: Settings,
     /// Device, instruction set and threads.
     pub device: String,
     /// Threads of the device.
@@ -23,8 +31,48 @@ pub struct Machine {
     pub peak_memory_bytes: Option<u64>,
     /// From the open of the file to the first step that could run.
     pub load_ms: f64,
-    /// What the model is called.
-    pub model: String,
+}
+
+/// What was measured, as far as flags decide it.
+pub struct Settings {
+    /// The mode asked for.
+    pub numerics: Numerics,
+    /// Type of cached keys and values.
+    pub kv: KvType,
+    /// Activations asked for.
+    pub activations: Activations,
+    /// The arithmetics all of it stands for here.
+    pub arithmetics: String,
+    /// Of each test.
+    pub repetitions: u16,
+}
+
+/// What bounds a test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Bound {
+    Read,
+    Int8,
+    F32,
+}
+
+impl Bound {
+    /// Decode waits for memory, prefill for most of its multiplications.
+    fn of(test: &Test, work: &Work) -> Self {
+        match test.kind {
+            Kind::Decode => Bound::Read,
+            Kind::Prefill if work.float_operations > work.int_operations => Bound::F32,
+            Kind::Prefill => Bound::Int8,
+        }
+    }
+
+    /// `read_bandwidth`, `int8_rate`, `f32_rate`.
+    fn name(self) -> &'static str {
+        match self {
+            Bound::Read => "read_bandwidth",
+            Bound::Int8 => "int8_rate",
+            Bound::F32 => "f32_rate",
+        }
+    }
 }
 
 /// One test's repetitions, summed up.
@@ -34,7 +82,8 @@ pub struct Outcome {
     rate: [f64; 3],
     weight_gb_per_second: f64,
     kv_gb_per_second: f64,
-    /// Of the read bandwidth for decode, of the int8 rate for prefill.
+    bound: Bound,
+    /// Of what bounds the test.
     share_of_limit: f64,
 }
 
@@ -47,25 +96,21 @@ impl Outcome {
         let (least, most) = (seconds[0], seconds[seconds.len() - 1]);
         let median = (seconds[(seconds.len() - 1) / 2] + seconds[seconds.len() / 2]) / 2.0;
         let (weight, kv) = (work.weight_bytes / median / 1e9, work.kv_bytes / median / 1e9);
+        let bound = Bound::of(test, &work);
+        let tops = (work.int_operations + work.float_operations) / median / 1e12;
         Self {
             test: *test,
             rate: [tokens / median, tokens / most, tokens / least],
             weight_gb_per_second: weight,
             kv_gb_per_second: kv,
-            share_of_limit: match test.kind {
-                Kind::Decode => (weight + kv) / limits.read_gb_per_second,
-                Kind::Prefill => work.operations / median / 1e12 / limits.int8_tops,
+            bound,
+            share_of_limit: match bound {
+                Bound::Read => (weight + kv) / limits.read_gb_per_second,
+                Bound::Int8 => tops / limits.int8_tops,
+                Bound::F32 => tops / limits.f32_tflops,
             },
         }
     }
-}
-
-/// Where the time of each test goes.
-pub struct ByOp {
-    /// By test.
-    pub times: Vec<Option<Ops>>,
-    /// f32 multiplications and additions this machine can do, 10^12 a second, all threads together.
-    pub f32_tflops: f64,
 }
 
 /// An op's time beside what this machine can do in it.
@@ -82,12 +127,12 @@ struct Shares {
 }
 
 impl Shares {
-    fn new(op: &OpTime, ops: &Ops, limits: &Limits, f32_tflops: f64) -> Self {
+    fn new(op: &OpTime, ops: &Ops, limits: &Limits) -> Self {
         let seconds = op.seconds.max(1e-12);
         let (gb_per_second, gops) = (op.bytes / seconds / 1e9, op.operations / seconds / 1e9);
         let tops = match op.arithmetic {
             Arithmetic::Int8 => limits.int8_tops,
-            Arithmetic::F32 => f32_tflops,
+            Arithmetic::F32 => limits.f32_tflops,
         };
         Self {
             step: op.seconds / ops.seconds,
@@ -99,17 +144,24 @@ impl Shares {
     }
 }
 
-/// Tables for people.
-pub fn print_table(machine: &Machine, outcomes: &[Outcome], by_op: Option<&ByOp>) -> Result<()> {
+/// Tables for people. `times` says where the time of each test goes, and is empty where nobody asked.
+pub fn print_table(bench: &Bench, outcomes: &[Outcome], times: &[Option<Ops>]) -> Result<()> {
     let paint = Paint::stdout();
     let mut out = stdout().lock();
-    let Limits { read_gb_per_second, read_bytes, int8_tops } = machine.limits;
-    let peak = machine.peak_memory_bytes.map_or("unknown".into(), bytes);
-    writeln!(out, "{} {} on {}", paint.bold("model"), machine.model, machine.device)?;
-    writeln!(out, "load {:.0} ms, peak memory {peak}", machine.load_ms)?;
+    let Limits { read_gb_per_second, read_bytes, int8_tops, f32_tflops } = bench.limits;
+    let Settings { numerics, kv, arithmetics, repetitions, .. } = &bench.settings;
+    let peak = bench.peak_memory_bytes.map_or("unknown".into(), bytes);
+    let plural = if *repetitions == 1 { "" } else { "s" };
+    writeln!(out, "{} {} on {}, ingle {VERSION}", paint.bold("model"), bench.model, bench.device)?;
     writeln!(
         out,
-        "this machine, now: reads {read_gb_per_second:.1} GB/s (the same {:.1} MB each time), int8 {int8_tops:.2} TOPS on vectors\n",
+        "numerics {numerics}: {arithmetics} (contract {CONTRACT_VERSION}), KV {kv}, {repetitions} repetition{plural}"
+    )?;
+    writeln!(out, "load {:.0} ms, peak memory {peak}", bench.load_ms)?;
+    writeln!(
+        out,
+        "this machine, now: reads {read_gb_per_second:.1} GB/s (the same {:.1} MB each time), int8 {int8_tops:.2} TOPS \
+         and f32 {f32_tflops:.2} TFLOPS on vectors\n",
         read_bytes as f64 / 1e6
     )?;
     let head = format!(
@@ -120,10 +172,7 @@ pub fn print_table(machine: &Machine, outcomes: &[Outcome], by_op: Option<&ByOp>
     for o in outcomes {
         let [median, min, max] = o.rate;
         let range = format!("[{min:.1} {max:.1}]");
-        let limit = match o.test.kind {
-            Kind::Decode => "read bandwidth",
-            Kind::Prefill => "int8 rate",
-        };
+        let limit = o.bound.name().replace('_', " ");
         writeln!(
             out,
             "{:<14} {:>5} {median:>10.1} {range:>22} {:>12.1} {:>9.2}  {:.0}% of {limit}",
@@ -134,11 +183,9 @@ pub fn print_table(machine: &Machine, outcomes: &[Outcome], by_op: Option<&ByOp>
             100.0 * o.share_of_limit
         )?;
     }
-    let Some(by_op) = by_op else { return Ok(()) };
-    writeln!(out, "\nf32 {:.2} TFLOPS", by_op.f32_tflops)?;
-    for (o, ops) in outcomes.iter().zip(&by_op.times) {
+    for (o, ops) in outcomes.iter().zip(times) {
         if let Some(ops) = ops {
-            print_ops(&mut out, &paint, o, ops, &machine.limits, by_op.f32_tflops)?;
+            print_ops(&mut out, &paint, o, ops, &bench.limits)?;
         }
     }
     Ok(())
@@ -151,7 +198,6 @@ fn print_ops(
     outcome: &Outcome,
     ops: &Ops,
     limits: &Limits,
-    f32_tflops: f64,
 ) -> Result<()> {
     let steps = ops.steps as f64;
     let (name, batch) = (paint.bold(&outcome.test.name()), outcome.test.batch);
@@ -164,7 +210,7 @@ fn print_ops(
     );
     writeln!(out, "{}", paint.bold(&head))?;
     for op in &ops.rows {
-        let shares = Shares::new(op, ops, limits, f32_tflops);
+        let shares = Shares::new(op, ops, limits);
         let rate = match op.arithmetic {
             Arithmetic::Int8 => "int8",
             Arithmetic::F32 => "f32",
@@ -189,9 +235,9 @@ fn print_ops(
     Ok(())
 }
 
-/// The object that scripts read.
-pub fn print_json(machine: &Machine, outcomes: &[Outcome], by_op: Option<&ByOp>) -> Result<()> {
-    let Limits { read_gb_per_second, int8_tops, .. } = machine.limits;
+/// The object that scripts read; `times` as in [`print_table`].
+pub fn print_json(bench: &Bench, outcomes: &[Outcome], times: &[Option<Ops>]) -> Result<()> {
+    let Limits { read_gb_per_second, int8_tops, f32_tflops, .. } = bench.limits;
     let results: Vec<Value> = outcomes
         .iter()
         .enumerate()
@@ -199,20 +245,26 @@ pub fn print_json(machine: &Machine, outcomes: &[Outcome], by_op: Option<&ByOp>)
             let [median, min, max] = o.rate;
             let mut result = json!({
                 "test": o.test.name(),
+                "kind": o.test.kind.name(),
+                "tokens": o.test.tokens,
+                "depth": o.test.depth,
                 "batch": o.test.batch,
-                "threads": machine.threads,
-                "device": machine.device,
+                "threads": bench.threads,
+                "device": bench.device,
                 "tokens_per_second": { "median": median, "min": min, "max": max },
+                "weights_gb_per_second": o.weight_gb_per_second,
+                "kv_gb_per_second": o.kv_gb_per_second,
                 "gb_per_second": o.weight_gb_per_second + o.kv_gb_per_second,
                 "share_of_limit": o.share_of_limit,
-                "limit": { "read_gb_per_second": read_gb_per_second, "int8_tops": int8_tops },
-                "peak_memory_bytes": machine.peak_memory_bytes,
-                "load_ms": machine.load_ms,
+                "limit": { "of": o.bound.name(), "read_gb_per_second": read_gb_per_second, "int8_tops": int8_tops,
+                    "f32_tflops": f32_tflops },
+                "peak_memory_bytes": bench.peak_memory_bytes,
+                "load_ms": bench.load_ms,
             });
-            if let Some((by_op, ops)) = by_op.and_then(|by_op| Some((by_op, by_op.times.get(i)?.as_ref()?))) {
+            if let Some(Some(ops)) = times.get(i) {
                 let steps = ops.steps as f64;
                 let row = |op: &OpTime| {
-                    let shares = Shares::new(op, ops, &machine.limits, by_op.f32_tflops);
+                    let shares = Shares::new(op, ops, &bench.limits);
                     json!({
                         "op": op.label,
                         "calls_per_step": op.calls as f64 / steps,
@@ -239,15 +291,27 @@ pub fn print_json(machine: &Machine, outcomes: &[Outcome], by_op: Option<&ByOp>)
                 result["steps"] = ops.steps.into();
                 result["nodes_per_step"] = (ops.nodes as f64 / steps).into();
                 result["ms_per_step"] = (1e3 * ops.seconds / steps).into();
-                result["limit"]["f32_tflops"] = by_op.f32_tflops.into();
                 result["ops"] = ops.rows.iter().map(row).chain([overhead]).collect();
             }
             result
         })
         .collect();
-    let host = json!({ "cpu": cpu_name(), "threads": machine.threads, "memory_bytes": memory_bytes("MemTotal:"),
+    let host = json!({ "cpu": cpu_name(), "threads": bench.threads, "memory_bytes": memory_bytes("MemTotal:"),
         "os": std::env::consts::OS, "arch": std::env::consts::ARCH });
-    writeln!(stdout(), "{:#}", json!({ "machine": host, "model": machine.model, "results": results }))?;
+    let Settings { numerics, kv, activations, arithmetics, repetitions } = &bench.settings;
+    let report = json!({
+        "machine": host,
+        "model": bench.model,
+        "version": VERSION,
+        "contract": CONTRACT_VERSION,
+        "numerics": numerics.to_string(),
+        "arithmetic": arithmetics,
+        "activations": activations.to_string(),
+        "kv_type": kv.to_string(),
+        "repetitions": repetitions,
+        "results": results,
+    });
+    writeln!(stdout(), "{report:#}")?;
     Ok(())
 }
 
@@ -257,14 +321,27 @@ mod tests {
 
     #[test]
     fn an_outcome_is_the_median_and_its_share() {
-        let limits = Limits { read_gb_per_second: 10.0, read_bytes: 1 << 20, int8_tops: 2.0 };
-        let work = Work { weight_bytes: 4e9, kv_bytes: 1e9, step_bytes: 5e7, operations: 1e12 };
+        let limits =
+            Limits { read_gb_per_second: 10.0, read_bytes: 1 << 20, int8_tops: 2.0, f32_tflops: 0.5 };
+        let work = Work {
+            weight_bytes: 4e9,
+            kv_bytes: 1e9,
+            step_bytes: 5e7,
+            int_operations: 0.75e12,
+            float_operations: 0.25e12,
+        };
         let samples: Vec<Sample> =
             [1.0, 4.0, 2.0].iter().map(|&seconds| Sample { seconds, tokens: 100 }).collect();
         let decode = Test { kind: Kind::Decode, tokens: 100, depth: 0, batch: 1 };
         let outcome = Outcome::new(&decode, &samples, work, &limits);
         assert_eq!((outcome.rate, outcome.share_of_limit), ([50.0, 25.0, 100.0], 0.25));
+        assert_eq!(outcome.bound, Bound::Read);
+        // The arithmetic of most of the multiplications bounds a prefill.
         let prefill = Test { kind: Kind::Prefill, ..decode };
-        assert_eq!(Outcome::new(&prefill, &samples, work, &limits).share_of_limit, 0.25);
+        let outcome = Outcome::new(&prefill, &samples, work, &limits);
+        assert_eq!((outcome.bound, outcome.share_of_limit), (Bound::Int8, 0.25));
+        let work = Work { int_operations: 0.25e12, float_operations: 0.75e12, ..work };
+        let outcome = Outcome::new(&prefill, &samples, work, &limits);
+        assert_eq!((outcome.bound, outcome.share_of_limit), (Bound::F32, 1.0));
     }
 }

@@ -50,7 +50,7 @@ pub(super) fn check(checkpoint: &Checkpoint, rows: Option<usize>, findings: &mut
         findings.note("tokenizer", "no token ends a reply");
     }
     if language.template().is_none() {
-        return findings.note("chat template", "there is none: a base model");
+        return findings.note("chat template", language.without_template());
     }
     let conversation = Conversation::new(vec![
         json!({ "role": "user", "content": "Name a river." }),

