@@ -512,14 +512,11 @@ fn verify_passes_and_fails() {
     let text = String::from_utf8(failed.stdout).unwrap();
     assert!(text.contains("FAIL") && text.contains("but the reference has"), "{text}");
     assert!(text.contains("a  is weights, activations and KV in f32"), "{text}");
-    assert!(String::from_utf8_lossy(&failed.stderr).contains("comparisons are outside their limits"));
-    // Against other weights, few of the misses are told, and what they may come from.
-    let (other, of) = (fixture("models/qwen2"), fixture("models/llama/reference.json").display().to_string());
-    let failed = output(&["verify", &other.display().to_string(), "--against", &of]);
-    let text = String::from_utf8(failed.stdout).unwrap();
+    // Few of many misses are told, and what so many may come from.
     assert_eq!(text.matches("but the reference has").count(), 8, "{text}");
     assert!(text.contains("more tokens differ (--json lists all)"), "{text}");
     assert!(text.ends_with("the reference may be of other weights than this model's\n"), "{text}");
+    assert!(String::from_utf8_lossy(&failed.stderr).contains("comparisons are outside their limits"));
     let folder = fixture("models/llama").display().to_string();
     let reference = fixture("models/llama/reference.json").display().to_string();
     let text = stdout(&output(&["verify", "-m", &folder, "--against", &reference]));

@@ -297,7 +297,7 @@ fn every_planted_fault_is_told() {
         (
             Damage { without: &["tokenizer.chat_template"], ..NONE },
             &[],
-            &["chat template: there is none: a base model"],
+            &["chat template: this model has no chat template (a base model)"],
         ),
         (
             Damage {
@@ -374,7 +374,7 @@ fn a_fault_of_structure_is_the_only_one() {
     change(after("blk.0.attn_k.weight", 0), &[9], "it has 9 dimensions");
     change(after("blk.0.attn_k.weight", 20), &[200], "element type 200");
     broken.push((sound[..sound.len() - 1000].to_vec(), "remain in the file"));
-    broken.push((Vec::new(), "it is empty"));
+    broken.push((Vec::new(), "the file is empty: fetch it again"));
     for (bytes, want) in &broken[..] {
         fs::write(&path, bytes).unwrap();
         let (report, code) = check(&path);
