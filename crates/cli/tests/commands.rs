@@ -489,7 +489,8 @@ fn inspect_shows_what_it_can_of_an_unknown_family() {
     assert_eq!(shown.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&shown.stdout).contains("blk.0.attn_q.weight"), "{shown:?}");
     assert!(
-        String::from_utf8_lossy(&shown.stderr).contains("architecture \"lambs\" is not supported"),
+        String::from_utf8_lossy(&shown.stderr)
+            .contains("architecture \"lambs\" is not supported; known: llama, mistral (as llama), qwen2"),
         "{shown:?}"
     );
 }

@@ -155,7 +155,7 @@ fn llama_cpp_13943_versions_and_byte_order() {
         (with(3u32.swap_bytes()), "big-endian GGUF"),
         (with(2u32.swap_bytes()), "big-endian GGUF"),
         ([b"GGML", &whole[4..]].concat(), "not a GGUF"),
-        (Vec::new(), "it is empty"),
+        (Vec::new(), "the file is empty: fetch it again"),
     ] {
         let (_dir, path) = file("m.gguf", &bytes);
         refused(&path, bytes.len(), walk::model, &[words]);
