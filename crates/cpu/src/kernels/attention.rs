@@ -191,14 +191,14 @@ struct Chunk<'a> {
     keys: &'a [Range<usize>],
     /// The layer's part of each page that any query may look at.
     pages: [*const u8; ATTENTION_CHUNK / PAGE],
-    /// Keys that are read after this chunk.
-    next: Option<*const u8>,
+    /// Two pages of keys that are read after this chunk.
+    next: Option<[*const u8; 2]>,
     padded: usize,
 }
 
 impl Block<'_> {
-    /// The first keys that are read after a chunk of the block, as far as that is known.
-    fn upcoming(&self, chunk: usize) -> Option<*const u8> {
+    /// The first two pages of keys that are read after a chunk of the block, as far as that is known.
+    fn upcoming(&self, chunk: usize) -> Option<[*const u8; 2]> {
         let same = (chunk + 1 < self.chunks.end).then_some((self.rows.start, self.kv_head, chunk + 1));
         let (row, kv_head, chunk) = same.or(self.next)?;
         let allowed = allowed(self.spec, self.inputs.positions[row] as usize);
@@ -206,10 +206,13 @@ impl Block<'_> {
         if first >= allowed.end {
             return None;
         }
-        let page = self.inputs.kv[self.pages.group].page(self.inputs.sequences[row], first);
-        // SAFETY: `Inputs::check` bounds the pages of positions that a row of the step may look at by the pool.
-        let page = unsafe { self.pages.page(page) };
-        Some(page.wrapping_add(self.pages.layout.key_offset(kv_head)))
+        let pages = [first, (first + PAGE).min(allowed.end - 1)];
+        Some(pages.map(|at| {
+            let page = self.inputs.kv[self.pages.group].page(self.inputs.sequences[row], at);
+            // SAFETY: `Inputs::check` bounds the pages of positions that a row of the step may look at by the pool.
+            let page = unsafe { self.pages.page(page) };
+            page.wrapping_add(self.pages.layout.key_offset(kv_head)).cast_const()
+        }))
     }
 
     fn group(&self) -> usize {
@@ -485,8 +488,11 @@ impl<E: Plain, const DIRECT: bool> Kernel for ValuePages<'_, E, DIRECT> {
                     let (values, stride, ahead) = if DIRECT {
                         let block = chunk.page_values(first);
                         let more = span.end < keys.end;
-                        let next =
-                            if more { chunk.page_values(span.end) } else { chunk.next.unwrap_or(block) };
+                        let next = if more {
+                            chunk.page_values(span.end)
+                        } else {
+                            chunk.next.map_or(block, |[first, _]| first)
+                        };
                         let bytes = layout.value_bytes * width / padded;
                         let ahead = Ahead::new(next.wrapping_add(E::BYTES * PAGE * d), bytes, VALUE_STEPS);
                         (block.add(E::BYTES * d), padded, ahead)

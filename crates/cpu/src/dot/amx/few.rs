@@ -20,7 +20,7 @@ use crate::simd::{Isa, prefetch, prefetch_far};
 
 /// Rows from which tiles pay here: one panel of vectors has up to 12, but codes of 8 bits need no expanding.
 const ROWS_LEAST: usize = 13;
-const ROWS_LEAST_BYTES: usize = 9;
+const ROWS_LEAST_BYTES: usize = 5;
 
 /// Rows of a block at most.
 const ROWS_MOST: usize = 16;

@@ -21,7 +21,7 @@ use super::{Chunk, Memory, clip};
 use crate::kernels::kv::{BF16, Element, F16, F32, PageLayout, Q8_0};
 use crate::simd::amx::Tiles;
 use crate::simd::avx512::F32x16;
-use crate::simd::{Vector, prefetch};
+use crate::simd::{Vector, prefetch, prefetch_far};
 
 /// A page is one step of weights and values, and two tiles of keys.
 const _: () = assert!(PAGE == STEP && PAGE == 2 * SIDE);
@@ -31,6 +31,8 @@ pub const SIDE: usize = 16;
 /// Bytes of a tile, and of its rows.
 const TILE: usize = SIDE * ROW;
 const ROW: usize = 64;
+/// Bytes that memory moves at once.
+const LINE: usize = 64;
 /// Two tiles: upper terms, then lower.
 const PAIR: usize = 2 * TILE;
 
@@ -58,11 +60,11 @@ fn sums_len(head_dim: usize) -> usize {
     head_dim.next_multiple_of(4 * SIDE)
 }
 
-/// f32 of memory: of the terms of keys or values (four pages of keys; two tiles of values of a chunk); of each query's
-/// terms; of its sums.
+/// f32 of memory: of the terms of keys or values (a page of keys; two tiles of values of a chunk, which is more than the
+/// steps of a few queries take); of each query's terms; of its sums.
 pub fn lens(head_dim: usize) -> [usize; 3] {
     let query = query_len(head_dim);
-    [(4 * PAGE * query).max(ATTENTION_CHUNK * 2 * SIDE), query, sums_len(head_dim)]
+    [(PAGE * query).max(ATTENTION_CHUNK * 2 * SIDE), query, sums_len(head_dim)]
 }
 
 /// Sixteen f32 of +0.
@@ -131,50 +133,65 @@ pub unsafe fn split_queries(
     }
 }
 
-/// Calls a function with the element type of these pages.
+/// Calls a function with the element type of these pages, and with whether there are only a few queries.
 macro_rules! typed {
-    ($kind:expr, $function:ident($($argument:expr),*)) => {
+    ($kind:expr, $few:expr, $function:ident($($argument:expr),*)) => {
+        match $few {
+            true => typed!(@ $kind, true, $function($($argument),*)),
+            false => typed!(@ $kind, false, $function($($argument),*)),
+        }
+    };
+    (@ $kind:expr, $few:literal, $function:ident($($argument:expr),*)) => {
         match $kind {
-            KvType::F16 => $function::<F16>($($argument),*),
-            KvType::BF16 => $function::<BF16>($($argument),*),
-            KvType::F32 => $function::<F32>($($argument),*),
-            KvType::Q8_0 => $function::<Q8_0>($($argument),*),
+            KvType::F16 => $function::<F16, $few>($($argument),*),
+            KvType::BF16 => $function::<BF16, $few>($($argument),*),
+            KvType::F32 => $function::<F32, $few>($($argument),*),
+            KvType::Q8_0 => $function::<Q8_0, $few>($($argument),*),
         }
     };
 }
 
-/// Splits the keys of a page: for each step `[keys 0..16, 16..32]` pairs of tiles of `[dim of each half][key][2]`. Asks
-/// for the memory at `next` meanwhile.
+/// Asks for what is read next: with few queries that is soon, and much is under way; with many it is after their products.
+#[inline(always)]
+fn ask<const FEW: bool>(at: *const u8) {
+    if FEW { prefetch_far(at) } else { prefetch(at) }
+}
+
+/// Splits a step of the keys of a page: `[keys 0..16, 16..32]` pairs of tiles of `[dim of each half][key][2]`. Asks for the
+/// same step of the page at `next` meanwhile.
 ///
 /// # Safety
 /// `keys` is the keys of a head in a page of the layout, `to` has room for the terms.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn split_keys<E: Element>(layout: &PageLayout, keys: *const u8, to: *mut u8, next: *const u8) {
+unsafe fn split_step<E: Element, const FEW: bool>(
+    layout: &PageLayout,
+    keys: *const u8,
+    step: usize,
+    to: *mut u8,
+    next: *const u8,
+) {
     let row_bytes = layout.key_bytes / layout.head_dim;
-    let whole = layout.head_dim / STEP * STEP;
     let rows = layout.rows.as_ptr();
+    let first = step * STEP;
     // SAFETY: the caller's; `rows` has an entry for each dim of the head.
     unsafe {
-        let load = |dim: usize, at: usize| {
-            E::keys::<F32x16>(keys, layout, rows.add(dim).read() as usize, dim / STEP, at)
-        };
-        for first in (0..whole).step_by(STEP) {
-            let to = to.add(first / STEP * 2 * PAIR);
+        let load =
+            |dim: usize, at: usize| E::keys::<F32x16>(keys, layout, rows.add(dim).read() as usize, step, at);
+        if first + STEP <= layout.head_dim {
             for i in 0..SIDE {
                 let dim = first + i;
-                prefetch(next.wrapping_add((first + 2 * i) * row_bytes));
-                prefetch(next.wrapping_add((first + 2 * i + 1) * row_bytes));
+                ask::<FEW>(next.wrapping_add((first + 2 * i) * row_bytes));
+                ask::<FEW>(next.wrapping_add((first + 2 * i + 1) * row_bytes));
                 put(to.add(i * ROW), split(load(dim, 0), load(dim + SIDE, 0)));
                 put(to.add(PAIR + i * ROW), split(load(dim, SIDE), load(dim + SIDE, SIDE)));
             }
+            return;
         }
-        if whole < layout.head_dim {
-            let load = |dim, at| if dim < layout.head_dim { load(dim, at) } else { zeros() };
-            for (i, dim) in (whole..whole + SIDE).enumerate() {
-                for at in [0, SIDE] {
-                    let to = to.add((2 * whole / STEP + at / SIDE) * PAIR + i * ROW);
-                    put(to, split(load(dim, at), load(dim + SIDE, at)));
-                }
+        let load = |dim, at| if dim < layout.head_dim { load(dim, at) } else { zeros() };
+        for (i, dim) in (first..first + SIDE).enumerate() {
+            for (at, to) in [(0, to), (SIDE, to.add(PAIR))] {
+                put(to.add(i * ROW), split(load(dim, at), load(dim + SIDE, at)));
             }
         }
     }
@@ -186,7 +203,7 @@ unsafe fn split_keys<E: Element>(layout: &PageLayout, keys: *const u8, to: *mut 
 /// # Safety
 /// `values` is the values of a head in a page of the layout, positions are inside, `to` has room for the terms.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn split_values<E: Element>(
+unsafe fn split_values<E: Element, const FEW: bool>(
     layout: &PageLayout,
     values: *const u8,
     keys: Range<usize>,
@@ -208,8 +225,8 @@ unsafe fn split_values<E: Element>(
             let load = |at: usize| E::value::<F32x16>(values, layout, at, dim);
             if keys == (0..PAGE) && dim + SIDE <= layout.head_dim {
                 for i in 0..SIDE {
-                    prefetch(next.wrapping_add(i * row_bytes + 2 * dim));
-                    prefetch(next.wrapping_add((i + SIDE) * row_bytes + 2 * dim));
+                    ask::<FEW>(next.wrapping_add(i * row_bytes + 2 * dim));
+                    ask::<FEW>(next.wrapping_add((i + SIDE) * row_bytes + 2 * dim));
                     pair(i, load(i), load(i + SIDE));
                 }
                 continue;
@@ -513,17 +530,18 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Splits the keys of a page; the next one is asked for, or the first values after the last.
+    /// Splits a step of the keys of a page. Asked for meanwhile is the page `after` it, or where that is none of the
+    /// chunk's, values.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn split_keys(&self, page: usize, to: *mut u8) {
-        let next = match page + 1 < self.pages.end {
-            true => self.chunk.page_keys((page + 1) * PAGE),
-            false => self.chunk.page_values(self.pages.start * PAGE),
+    unsafe fn split_step(&self, page: usize, step: usize, to: *mut u8, after: usize) {
+        let next = match page + after < self.pages.end {
+            true => self.chunk.page_keys((page + after) * PAGE),
+            false => self.chunk.page_values((self.pages.start + page % after).min(page) * PAGE),
         };
         let (layout, keys) = (self.layout(), self.chunk.page_keys(page * PAGE));
         // SAFETY: the caller's.
-        unsafe { typed!(layout.kind, split_keys(layout, keys, to, next)) }
+        unsafe { typed!(layout.kind, self.tiles == 1, split_step(layout, keys, step, to, next)) }
     }
 
     /// Scores of pairs of tiles of queries.
@@ -539,7 +557,9 @@ impl<'a> Walk<'a> {
         unsafe {
             let mut square = Square { out: out(self.pages.start, 0) };
             for page in self.pages.clone() {
-                self.split_keys(page, terms);
+                for step in 0..steps {
+                    self.split_step(page, step, terms.add(step * 2 * PAIR), 1);
+                }
                 for tile in (0..self.tiles).step_by(2) {
                     let (a, b) = (self.queries(tile), self.queries(tile + 1));
                     square.begin(a, b, terms, out(page, tile));
@@ -556,33 +576,29 @@ impl<'a> Walk<'a> {
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
     unsafe fn score_narrow(&self) {
         let steps = self.layout().head_dim.div_ceil(STEP);
-        let bytes = steps * 4 * PAIR;
-        let terms = |first: usize, page: usize| {
-            let at = first / 2 % 2 * bytes + page % 2 * bytes / 2;
-            self.chunk.memory.wide.cast::<u8>().wrapping_add(at)
-        };
+        let terms = |step: usize| self.chunk.memory.wide.cast::<u8>().wrapping_add(step % 2 * 4 * PAIR);
+        let pairs = self.pages.start / 2..self.pages.end.div_ceil(2);
+        let all = pairs.len() * steps;
         // SAFETY: the caller's. Where one of two pages is not looked at, its scores are of whatever was split before, and
-        // are not looked at either. Pages are split before the ones before them are multiplied: tiles then do not wait
-        // for terms that were just written.
+        // are not looked at either. A step is split before the one before it is multiplied: tiles then do not wait for
+        // terms that were just written, and both stay in the first cache.
         unsafe {
-            let pairs = self.pages.start / 2..self.pages.end.div_ceil(2);
-            for pair in pairs.start..pairs.end + 1 {
-                let first = 2 * pair;
-                for page in (first..first + 2).filter(|page| self.pages.contains(page)) {
-                    self.split_keys(page, terms(first, page));
+            for at in 0..all + 1 {
+                let first = 2 * (pairs.start + at / steps);
+                for page in (first..first + 2).filter(|page| at < all && self.pages.contains(page)) {
+                    self.split_step(page, at % steps, terms(at).add(page % 2 * 2 * PAIR), 2);
                 }
-                if pair == pairs.start {
-                    continue;
+                let Some(before) = at.checked_sub(1) else { continue };
+                let (first, step) = (2 * (pairs.start + before / steps), before % steps);
+                if step == 0 {
+                    clear();
                 }
-                let first = first - 2;
-                clear();
-                for step in 0..steps {
-                    let at = step * 2 * PAIR;
-                    let (x, y) = (terms(first, 0).add(at), terms(first, 1).add(at));
-                    narrow_step(self.queries(0).add(step * PAIR), x, y);
+                let right = terms(before);
+                narrow_step(self.queries(0).add(step * PAIR), right, right.add(2 * PAIR));
+                if step + 1 == steps {
+                    let (a, b) = (self.scores(first, 0), self.scores(first + 1, 0));
+                    store([a, a.add(TILE), b, b.add(TILE)]);
                 }
-                let (a, b) = (self.scores(first, 0), self.scores(first + 1, 0));
-                store([a, a.add(TILE), b, b.add(TILE)]);
             }
         }
     }
@@ -619,6 +635,17 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// Asks for part `part` of the keys after this chunk, of as many as there are for each 64 dims `each` of.
+    #[inline]
+    fn ask(&self, part: usize, each: usize) {
+        let Some(pages) = self.chunk.next else { return };
+        let lines = self.layout().key_bytes.div_ceil(LINE);
+        let parts = each * self.layout().head_dim.div_ceil(4 * SIDE);
+        for line in part * lines / parts..(part + 1) * lines / parts {
+            pages.iter().for_each(|page| prefetch_far(page.wrapping_add(line * LINE)));
+        }
+    }
+
     /// Weighted values of the positions `keys` for all queries; whether the values were finite.
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
     unsafe fn values(&self, keys: &Range<usize>) -> bool {
@@ -630,10 +657,12 @@ impl<'a> Walk<'a> {
         unsafe {
             let mut split = |page: usize, dims: Range<usize>, to: *mut u8| {
                 let values = self.chunk.page_values(page * PAGE);
-                let next =
-                    if page + 1 < pages.end { self.chunk.page_values((page + 1) * PAGE) } else { values };
+                // With few queries, the first two were asked for with the last keys.
+                let next = if self.tiles == 1 { page + 2 } else { page + 1 };
+                let next = if next < pages.end { self.chunk.page_values(next * PAGE) } else { values };
                 let keys = clip(keys, &(page * PAGE..(page + 1) * PAGE));
-                finite &= typed!(layout.kind, split_values(layout, values, keys, dims, to, next));
+                finite &=
+                    typed!(layout.kind, self.tiles == 1, split_values(layout, values, keys, dims, to, next));
             };
             if self.tiles == 1 {
                 for dim in (0..layout.head_dim).step_by(4 * SIDE) {
@@ -642,6 +671,7 @@ impl<'a> Walk<'a> {
                     for page in pages.start..pages.end + 1 {
                         if page < pages.end {
                             split(page, dim..dim + 4 * SIDE, terms(page));
+                            self.ask(dim / (4 * SIDE) * pages.len() + page - pages.start, pages.len());
                         }
                         if page > pages.start {
                             let right = terms(page - 1);
