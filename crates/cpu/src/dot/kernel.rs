@@ -23,8 +23,10 @@ pub(super) struct Call<'a> {
     pub bytes: *mut u8,
 }
 
-/// Bytes ahead of its reading that a kernel asks memory for weights.
-pub(super) const PREFETCH: usize = 8192;
+/// Bytes ahead of its reading that a kernel asks memory for weights, no further than the second cache, which can have
+/// more requests under way than the first; and that it asks for them from there.
+pub(super) const FAR: usize = 24 << 10;
+pub(super) const NEAR: usize = 2 << 10;
 
 /// Bytes of one unit of a tile: codes and scales, though these do not lie together.
 pub(super) const fn record_bytes(spec: &Spec) -> usize {
@@ -62,9 +64,9 @@ pub(super) unsafe fn run<S: Engine, F: Format, const V: usize, const D: usize, c
     let share = packed.tile_bytes() / (units.max(1) * call.rows.len().div_ceil(height));
     for tile in call.tiles.clone() {
         let (mut codes, scales) = (packed.tile_codes(tile), packed.tile_scales(tile));
-        // Where to ask for weights, and how far to move on with each unit. Expanded codes come from cache: meanwhile
-        // each panel asks for its share of the next tile.
-        let mut ahead = Ahead { at: codes.wrapping_add(PREFETCH), bytes: const { record_bytes(&F::SPEC) } };
+        // Before what weights to ask for, and how far to move on with each unit. Expanded codes come from cache:
+        // meanwhile each panel asks for its share of the next tile.
+        let mut ahead = Ahead { at: codes, bytes: const { record_bytes(&F::SPEC) } };
         if X {
             // SAFETY: the tile holds `units` records of the format, and scratch has room for the bytes of a tile.
             unsafe { expand::<S, F>(codes, units, call.bytes) };
@@ -161,7 +163,8 @@ unsafe fn tile_sums<S: Engine, F: Format, const V: usize, const D: usize, const 
                     ahead.at = ahead.at.wrapping_add(ahead.bytes);
                 } else {
                     for line in 0..const { record_bytes(&F::SPEC).div_ceil(64) } {
-                        S::prefetch(ahead.at.wrapping_add(64 * line));
+                        S::prefetch_l2(ahead.at.wrapping_add(FAR + 64 * line));
+                        S::prefetch(ahead.at.wrapping_add(NEAR + 64 * line));
                     }
                     ahead.at = ahead.at.wrapping_add(const { record_bytes(&F::SPEC) });
                 }

@@ -9,7 +9,7 @@ use ingle_tensor::DType;
 
 use super::super::avx512::Avx512;
 use super::super::engine::Engine;
-use super::super::kernel::{self, PREFETCH, read_scale, record_bytes};
+use super::super::kernel::{self, FAR, NEAR, read_scale, record_bytes};
 use super::super::pack::{RESIDUES, units_of};
 use super::super::panel::{self, UnitLayout};
 use super::super::spec::{self, Format, Min, TILE};
@@ -146,7 +146,7 @@ unsafe fn run<F: Format>(
         let _tiles = Tiles::of_bytes(height);
         for tile in tiles {
             let (mut codes, scales) = (packed.tile_codes(tile), packed.tile_scales(tile));
-            let mut ahead = Ahead { at: codes.wrapping_add(PREFETCH), lines: 0 };
+            let mut ahead = Ahead { at: codes, lines: 0 };
             if F::SPEC.bits != 8 {
                 kernel::expand::<Avx512, F>(codes, units, memory);
                 // The next tile, whose codes are expanded next.
@@ -278,7 +278,8 @@ impl Block {
                     every_row!();
                     if F::SPEC.bits == 8 {
                         for line in 0..const { record_bytes(&F::SPEC).div_ceil(64) } {
-                            prefetch(ahead.wrapping_add(64 * line));
+                            prefetch_far(ahead.wrapping_add(FAR + 64 * line));
+                            prefetch(ahead.wrapping_add(NEAR + 64 * line));
                         }
                         ahead = ahead.wrapping_add(const { record_bytes(&F::SPEC) });
                     } else {
