@@ -172,7 +172,7 @@ pub fn quantize(flags: &Quantize) -> Result<()> {
     let total = quantization.outline.file_bytes()?;
     files::require_other(out, input)?;
     files::require_place(out, flags.force, total)?;
-    let signals = sys::Signals::catch_all();
+    let signals = sys::Signals::catch_all_and_outlive_readers();
     // What cannot be begun is not announced.
     let file = quantization.outline.create(out)?;
     term::say(&format!(
@@ -202,6 +202,7 @@ pub fn quantize(flags: &Quantize) -> Result<()> {
         signals.caught().map_or(Ok(()), |signal| Err(Error::Interrupted { signal, left }))
     });
     bar.finish_and_clear();
+    drop(signals);
     written.map_err(files::advise_taken)?;
     Ok(writeln!(stdout(), "{}", out.display())?)
 }

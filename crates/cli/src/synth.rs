@@ -237,7 +237,10 @@ pub fn synth(flags: &Synth) -> Result<()> {
         true => {}
         false => files::require_place(out, flags.force, total)?,
     }
-    let signals = sys::Signals::catch_all();
+    let signals = match is_stream {
+        true => sys::Signals::catch_all(),
+        false => sys::Signals::catch_all_and_outlive_readers(),
+    };
     // What cannot be begun is not announced.
     let file = if is_stream { None } else { Some(synthesis.outline.create(out)?) };
     term::say(&what);
@@ -253,6 +256,7 @@ pub fn synth(flags: &Synth) -> Result<()> {
         Some(file) => synthesis.write(file, flags.force, threads, &mut watch),
     };
     bar.finish_and_clear();
+    drop(signals);
     written.map_err(|error| match error {
         Error::Tensor(ingle_tensor::Error::Write(refused)) => Error::Stream(refused),
         error => files::advise_taken(error),

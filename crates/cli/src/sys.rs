@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
 
 /// Ends the process quietly when the reader of standard output has gone, as other filters do.
 pub fn end_quietly_on_closed_pipe() {
@@ -27,6 +27,11 @@ pub fn fail_on_size_limit() {
 
 /// The last signal that was caught; 0 for none.
 static CAUGHT: AtomicI32 = AtomicI32::new(0);
+/// When the first was, in milliseconds of the system's clock; 0 for never.
+static FIRST_MS: AtomicI64 = AtomicI64::new(0);
+/// Signals within this time are one wish: `timeout` sends each to the process and to its group.
+#[cfg(unix)]
+const ONE_WISH_MS: i64 = 200;
 
 /// A signal that asks the process to stop. Displayed as what it did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,24 +72,42 @@ pub struct Signals {
 impl Signals {
     /// Starts to catch Ctrl-C; what was caught earlier is forgotten.
     pub fn catch_ctrl_c() -> Self {
-        Self::catch(&[Signal::Interrupt])
+        #[cfg(unix)]
+        return Self::catch(&[Signal::Interrupt], remember);
+        #[cfg(not(unix))]
+        Self {}
     }
 
-    /// Starts to catch all that would end the process; what was caught earlier is forgotten.
+    /// Starts to catch all that would end the process; what was caught earlier is forgotten. Who sends a second one will not
+    /// wait: it ends the process at once.
     pub fn catch_all() -> Self {
-        Self::catch(&[Signal::Hangup, Signal::Interrupt, Signal::Terminate])
+        #[cfg(unix)]
+        return Self::catch(&[Signal::Hangup, Signal::Interrupt, Signal::Terminate], remember_first);
+        #[cfg(not(unix))]
+        Self {}
+    }
+
+    /// As [`Signals::catch_all`], for work that leaves something behind when it is cut short: nor does it end the process
+    /// that nobody reads its output any more.
+    pub fn catch_all_and_outlive_readers() -> Self {
+        let mut signals = Self::catch_all();
+        #[cfg(unix)]
+        {
+            // SAFETY: ignores a signal, so that writes fail instead.
+            let before = unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+            signals.before.push((libc::SIGPIPE, before));
+        }
+        signals
     }
 
     #[cfg(unix)]
-    fn catch(signals: &[Signal]) -> Self {
-        extern "C" fn remember(signal: libc::c_int) {
-            CAUGHT.store(signal, Ordering::SeqCst);
-        }
+    fn catch(signals: &[Signal], handler: extern "C" fn(libc::c_int)) -> Self {
         CAUGHT.store(0, Ordering::SeqCst);
-        let handler = remember as extern "C" fn(libc::c_int) as libc::sighandler_t;
+        FIRST_MS.store(0, Ordering::SeqCst);
+        let handler = handler as libc::sighandler_t;
         let caught = |&signal: &Signal| {
             let number = signal as libc::c_int;
-            // SAFETY: the handler only stores to an atomic, which is safe at any point of any thread.
+            // SAFETY: the handlers do only what is safe at any point of any thread.
             let before = unsafe { libc::signal(number, handler) };
             // What runs under nohup outlives its terminal.
             if signal == Signal::Hangup && before == libc::SIG_IGN {
@@ -96,17 +119,33 @@ impl Signals {
         Self { before: signals.iter().map(caught).collect() }
     }
 
-    #[cfg(not(unix))]
-    fn catch(_: &[Signal]) -> Self {
-        Self {}
-    }
-
     /// The last signal that came since.
     pub fn caught(&self) -> Option<Signal> {
         let caught = CAUGHT.load(Ordering::SeqCst);
         [Signal::Hangup, Signal::Interrupt, Signal::Terminate]
             .into_iter()
             .find(|&signal| signal as i32 == caught)
+    }
+}
+
+#[cfg(unix)]
+extern "C" fn remember(signal: libc::c_int) {
+    CAUGHT.store(signal, Ordering::SeqCst);
+}
+
+/// Remembers a signal; one that comes after the first ends the process.
+#[cfg(unix)]
+extern "C" fn remember_first(signal: libc::c_int) {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a handler may ask for the time; the struct outlives the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    // The types of the fields differ between systems.
+    #[allow(clippy::unnecessary_cast)]
+    let now_ms = (time.tv_sec as i64 * 1000 + time.tv_nsec as i64 / 1_000_000).max(1);
+    match FIRST_MS.compare_exchange(0, now_ms, Ordering::SeqCst, Ordering::SeqCst) {
+        // SAFETY: a handler may end the process.
+        Err(first_ms) if now_ms - first_ms > ONE_WISH_MS => unsafe { libc::_exit(128 + signal) },
+        _ => CAUGHT.store(signal, Ordering::SeqCst),
     }
 }
 

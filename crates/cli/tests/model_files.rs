@@ -2,7 +2,7 @@
 #![cfg(unix)]
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -660,4 +660,35 @@ fn a_synth_outlives_its_terminal_where_it_is_asked_to() {
     assert!(Command::new("kill").args(["-HUP", &child.id().to_string()]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success() && out.exists(), "{output:?}");
+}
+
+/// Standard output is full, so the file is not got on with.
+#[test]
+fn a_second_signal_ends_a_process_that_waits() {
+    let mut child = ingle(&["synth", "smollm2-135m-q4_0", "-", "-t", "1"]).spawn().unwrap();
+    let mut begun = [0];
+    child.stdout.as_mut().unwrap().read_exact(&mut begun).unwrap();
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "it goes on");
+        // The first may come before it waits, and then ends it as well.
+        Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+    };
+    assert_eq!(status.code(), Some(143));
+}
+
+#[test]
+fn a_file_gets_whole_though_nobody_reads_what_is_said_of_it() {
+    let dir = TempDir::new().unwrap();
+    let (input, out) = (fixture("gguf/llama-s1/model-legacy.gguf"), dir.path().join("m.gguf"));
+    let (reader, nobody) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = ingle(&["quantize", input.to_str().unwrap(), out.to_str().unwrap(), "q8_0"]);
+    let status = command.stderr(nobody).status().unwrap();
+    assert!(status.success() && out.exists(), "{status:?}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "a temporary file is left");
 }
