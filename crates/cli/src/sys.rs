@@ -162,7 +162,8 @@ impl Drop for Signals {
 /// Where state that is no cache lies: `$XDG_STATE_HOME/ingle`, else `~/.local/state/ingle`.
 pub fn state_dir() -> Option<PathBuf> {
     let var = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let own = || var("XDG_STATE_HOME");
+    // The XDG specification wants a relative path ignored.
+    let own = || var("XDG_STATE_HOME").filter(|dir| dir.is_absolute());
     let home = || Some(var("HOME").or_else(|| var("USERPROFILE"))?.join(".local/state"));
     own().or_else(home).map(|dir| dir.join("ingle"))
 }

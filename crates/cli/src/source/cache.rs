@@ -72,7 +72,9 @@ impl Cache {
 
     fn from_vars(var: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
         let own = var("INGLE_CACHE").map(PathBuf::from);
-        let shared = || Some(PathBuf::from(var("XDG_CACHE_HOME")?).join("ingle"));
+        // The XDG specification wants a relative path ignored.
+        let shared = || var("XDG_CACHE_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
+        let shared = || Some(shared()?.join("ingle"));
         let home = || Some(PathBuf::from(var("HOME").or_else(|| var("USERPROFILE"))?).join(".cache/ingle"));
         own.or_else(shared).or_else(home).map(Self::at).ok_or(Error::NoCache)
     }
@@ -410,6 +412,7 @@ mod tests {
         let rows = [
             ("INGLE_CACHE=/c XDG_CACHE_HOME=/x HOME=/h", Some("/c")),
             ("XDG_CACHE_HOME=/x HOME=/h", Some("/x/ingle")),
+            ("XDG_CACHE_HOME=x HOME=/h", Some("/h/.cache/ingle")),
             ("HOME=/h", Some("/h/.cache/ingle")),
             ("USERPROFILE=/u", Some("/u/.cache/ingle")),
             ("", None),
