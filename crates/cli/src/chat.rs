@@ -44,7 +44,7 @@ pub fn chat(flags: &Chat) -> Result<()> {
     let sampling = flags.sampling.settings()?;
     session::require_cpu(&flags.device)?;
     let session = session::open(flags.model.named(), &flags.device, &flags.plan)?;
-    if session.handle.language().template().is_none() {
+    if session.handle.language().template().map_err(ingle_engine::handle::Error::from)?.is_none() {
         return Err(Error::Refused(format!(
             "{}, so it answers no conversation: `ingle run -m {} TEXT` continues a text",
             session.handle.language().without_template(),

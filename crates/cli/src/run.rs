@@ -27,7 +27,8 @@ pub fn run(flags: &Run) -> Result<()> {
     }
     let prompt = read_prompt(flags)?;
     let mut session = session::open(flags.model.model.as_ref(), &flags.device, &flags.plan)?;
-    let continues = flags.raw || session.handle.language().template().is_none();
+    let continues = flags.raw
+        || session.handle.language().template().map_err(ingle_engine::handle::Error::from)?.is_none();
     let request = TextRequest {
         prompt: tokens(&session, &prompt, continues, flags)?,
         continues,

@@ -282,7 +282,7 @@ fn every_planted_fault_is_told() {
                 keys: |w| w.set("tokenizer.chat_template", "{% for %}").unwrap(),
                 ..NONE
             },
-            &["chat template and sampling defaults: chat_template does not compile"],
+            &["chat template: chat_template does not compile"],
             &[],
         ),
         (
@@ -691,4 +691,24 @@ fn a_file_gets_whole_though_nobody_reads_what_is_said_of_it() {
     let status = command.stderr(nobody).status().unwrap();
     assert!(status.success() && out.exists(), "{status:?}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "a temporary file is left");
+}
+
+#[test]
+fn raw_needs_no_template_that_compiles() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("m.gguf");
+    let damage = Damage {
+        without: &["tokenizer.chat_template"],
+        keys: |w| w.set("tokenizer.chat_template", "{% for %}").unwrap(),
+        ..NONE
+    };
+    write_damaged(&path, &damage);
+    let model = path.to_str().unwrap();
+    let raw = output(&["run", "-m", model, "--raw", "--greedy", "-n", "2", "ab"]);
+    assert!(raw.status.success(), "{raw:?}");
+    for args in [&["run", "-m", model, "ab"][..], &["chat", "-m", model]] {
+        let refused = output(args);
+        let said = String::from_utf8(refused.stderr).unwrap();
+        assert!(refused.status.code() == Some(1) && said.contains("does not compile"), "{said}");
+    }
 }

@@ -63,7 +63,7 @@ const TEXTS: [&str; 4] = ["the hiss", "  \n\n a  ", "\u{e9}\u{1F600} 12345 <s><|
 fn speak(language: &Language) -> Result<Vec<u32>, String> {
     let tokenizer = language.tokenizer();
     tokenize(tokenizer)?;
-    if language.template().is_none() {
+    if language.template().map_err(|e| format!("language: {e}"))?.is_none() {
         return language.completion("the hiss").map_err(|e| format!("completion: {e}"));
     }
     let mut prompt = Vec::new();

@@ -33,7 +33,7 @@ fn said(path: &Path) -> Result<Said, String> {
         defaults: language.defaults().clone(),
         ids: (tokenizer.bos(), tokenizer.eos(), tokenizer.eog().to_vec()),
         prompt: language.completion("the hiss").map_err(|e| e.to_string())?,
-        has_template: language.template().is_some(),
+        has_template: language.template().map_err(|e| e.to_string())?.is_some(),
     })
 }
 

@@ -1,13 +1,15 @@
 //! Tokenizer, chat template and sampling defaults: loaded, and one conversation through all of them.
 
-use ingle_engine::handle::Language;
+use ingle_engine::handle::{Error, Language};
 use ingle_engine::text::tokenizer::TokenizerError;
-use ingle_engine::text::{Conversation, Tokenizer};
+use ingle_engine::text::{Conversation, TemplateError, Tokenizer};
 use ingle_tensor::gguf::{Metadata, Value};
 use ingle_tensor::{Checkpoint, Source};
 use serde_json::json;
 
 use super::{CONVERT, Findings};
+
+const ELSE_RAW: &str = "use --raw, or another copy of the model";
 
 /// Checks what a model's files say about text; `rows` is the size of the model's vocabulary, where that is known.
 pub(super) fn check(checkpoint: &Checkpoint, rows: Option<usize>, findings: &mut Findings) {
@@ -44,13 +46,15 @@ pub(super) fn check(checkpoint: &Checkpoint, rows: Option<usize>, findings: &mut
     }
     let language = match Language::open(checkpoint) {
         Ok(language) => language,
-        Err(error) => return findings.problem("chat template and sampling defaults", error, CONVERT),
+        Err(error) => return findings.problem("sampling defaults", error, CONVERT),
     };
     if language.tokenizer().eog().is_empty() {
         findings.note("tokenizer", "no token ends a reply");
     }
-    if language.template().is_none() {
-        return findings.note("chat template", language.without_template());
+    match language.template() {
+        Ok(Some(_)) => {}
+        Ok(None) => return findings.note("chat template", language.without_template()),
+        Err(error) => return faulty_template(&error, findings),
     }
     let conversation = Conversation::new(vec![
         json!({ "role": "user", "content": "Name a river." }),
@@ -62,7 +66,20 @@ pub(super) fn check(checkpoint: &Checkpoint, rows: Option<usize>, findings: &mut
             findings.problem("chat template", "a conversation becomes no tokens at all", CONVERT);
         }
         Ok(_) => {}
-        Err(error) => findings.problem("chat template", error, "use --raw, or another copy of the model"),
+        Err(Error::Template(error)) => faulty_template(&error, findings),
+        Err(error) => findings.problem("chat template", error, ELSE_RAW),
+    }
+}
+
+/// Tells of a template that does not work, unless it is this machine that keeps it from being tried.
+fn faulty_template(error: &TemplateError, findings: &mut Findings) {
+    match error {
+        TemplateError::Thread { .. } => {
+            findings.note("chat template", format!("it was not checked: {error}"))
+        }
+        // Says itself what to do.
+        TemplateError::Compile { .. } => findings.problem("chat template", error, ""),
+        _ => findings.problem("chat template", error, ELSE_RAW),
     }
 }
 
@@ -82,4 +99,24 @@ fn bad_ids(metadata: &Metadata, findings: &mut Findings) -> usize {
         findings.problem("tokenizer", what, CONVERT);
     }
     bad.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_a_thread_is_no_fault_of_the_template() {
+        let (mut findings, reason) = (Findings::default(), "no memory".into());
+        faulty_template(
+            &TemplateError::Thread { template: "chat_template", stack_bytes: 3 << 20, reason },
+            &mut findings,
+        );
+        assert!(findings.problems.is_empty());
+        let note = &findings.notes[0].what;
+        assert!(
+            note.starts_with("it was not checked: the system refuses chat_template a thread with 3 MiB"),
+            "{note}"
+        );
+    }
 }

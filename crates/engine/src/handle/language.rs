@@ -10,13 +10,14 @@ use serde_json::{Map, Value as Json};
 use super::{Error, Result};
 use crate::sampler::{Params, Settings};
 use crate::text::tokenizer::{Specials, TokenizerError};
-use crate::text::{ChatTemplate, Conversation, Tokenizer};
+use crate::text::{ChatTemplate, Conversation, TemplateError, Tokenizer};
 
 /// How a model reads and writes.
 #[derive(Debug)]
 pub struct Language {
     tokenizer: Tokenizer,
-    template: Option<ChatTemplate>,
+    /// Compiled, or why it is not: who continues texts needs none.
+    template: Option<std::result::Result<ChatTemplate, TemplateError>>,
     /// Names of templates that there are, none of which is the one for a conversation.
     others: Vec<String>,
     defaults: Settings,
@@ -27,8 +28,8 @@ impl Language {
     /// `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json`.
     ///
     /// # Errors
-    /// A tokenizer that is missing or of an unknown kind; a template that does not compile; a damaged file; a key of the
-    /// wrong type, or a sampling setting outside its range, by its file and name.
+    /// A tokenizer that is missing or of an unknown kind; a damaged file; a key of the wrong type, or a sampling setting
+    /// outside its range, by its file and name.
     pub fn open(checkpoint: &Checkpoint) -> Result<Self> {
         Self::read(checkpoint).map_err(|error| match error {
             Error::Tensor(error) | Error::Tokenizer(TokenizerError::Key(error)) => {
@@ -62,9 +63,9 @@ impl Language {
         let (bos, eos) = (tokenizer.spelling(tokenizer.bos()), tokenizer.spelling(tokenizer.eos()));
         let templates = templates.that_render();
         let template = match (templates.template, templates.tool_use) {
-            (Some(source), None) => Some(ChatTemplate::new(&source, &bos, &eos)?),
+            (Some(source), None) => Some(ChatTemplate::new(&source, &bos, &eos)),
             (Some(source), Some(tool_use)) => {
-                Some(ChatTemplate::new(&source, &bos, &eos)?.with_tool_use(&tool_use)?)
+                Some(ChatTemplate::new(&source, &bos, &eos).and_then(|t| t.with_tool_use(&tool_use)))
             }
             (None, _) => None,
         };
@@ -78,8 +79,11 @@ impl Language {
     }
 
     /// The chat template; a base model has none.
-    pub fn template(&self) -> Option<&ChatTemplate> {
-        self.template.as_ref()
+    ///
+    /// # Errors
+    /// It does not compile, or there was no thread to compile it on.
+    pub fn template(&self) -> std::result::Result<Option<&ChatTemplate>, TemplateError> {
+        self.template.as_ref().map(|compiled| compiled.as_ref().map_err(Clone::clone)).transpose()
     }
 
     /// Why a model without [`Language::template`] has none.
@@ -106,9 +110,9 @@ impl Language {
     /// Tokens of a conversation under the model's template; spellings of special tokens in messages stay text.
     ///
     /// # Errors
-    /// [`Error::NoTemplate`] for a base model; a template that refuses the conversation.
+    /// [`Error::NoTemplate`] for a base model; as [`Language::template`]; a template that refuses the conversation.
     pub fn chat(&self, conversation: &Conversation) -> Result<Vec<u32>> {
-        let template = self.template.as_ref().ok_or(Error::NoTemplate)?;
+        let template = self.template()?.ok_or(Error::NoTemplate)?;
         let rendered = template.render(conversation, self.tokenizer.guard())?;
         Ok(self.tokenizer.encode_chat(&rendered)?)
     }

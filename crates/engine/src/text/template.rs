@@ -36,7 +36,7 @@ const DEFAULT: &str = "chat_template";
 const TOOL_USE: &str = "chat_template (tool_use)";
 
 /// Why a template did not compile or a conversation did not render.
-#[derive(Debug, ThisError)]
+#[derive(Debug, Clone, ThisError)]
 pub enum TemplateError {
     /// The template is not valid; found when the model is loaded.
     #[error("{template} does not compile: {reason}; use --raw to run the model without it")]
@@ -44,6 +44,19 @@ pub enum TemplateError {
         /// Which of the model's templates.
         template: &'static str,
         /// What and on which line.
+        reason: String,
+    },
+    /// The system refuses the thread that the template is to be compiled or run on; the template may be in order.
+    #[error(
+        "the system refuses {template} a thread with {} MiB of stack ({reason}): raise its limits of memory and threads \
+         (ulimit -v and -u), or use --raw to run the model without it", stack_bytes.div_ceil(1 << 20)
+    )]
+    Thread {
+        /// Which of the model's templates.
+        template: &'static str,
+        /// What the thread was to have.
+        stack_bytes: usize,
+        /// The system's word.
         reason: String,
     },
     /// The template itself refuses the conversation, in its author's words.
@@ -171,12 +184,16 @@ impl ChatTemplate {
     fn compile(&mut self, template: &'static str, source: &str) -> Result<(), TemplateError> {
         let (mut env, source) = (self.env.clone(), source.to_owned());
         // The engine's compiler panics on a few sources (`{% import 'a' as b ~ c %}`).
-        let compiled = limits::within(limits::BASE, move || {
+        let bad = |reason| TemplateError::Compile { template, reason };
+        let stack = limits::compile_stack(&source).map_err(bad)?;
+        let compiled = limits::within(stack, move || {
             env.add_template_owned(template, rewrite::rewritten(&source)).map(|()| env)
         });
-        let bad = |reason| TemplateError::Compile { template, reason };
-        self.env =
-            compiled.map_err(|broken| bad(broken.to_string()))?.map_err(|error| bad(reason(&error)))?;
+        let compiled = compiled.map_err(|broken| match broken {
+            Broken::Thread { stack_bytes, reason } => TemplateError::Thread { template, stack_bytes, reason },
+            broken => bad(broken.to_string()),
+        })?;
+        self.env = compiled.map_err(|error| bad(reason(&error)))?;
         Ok(())
     }
 
@@ -198,6 +215,11 @@ impl ChatTemplate {
         let rendered = self.run(name, &messages, conversation, guard);
         rendered.map(Rendered).map_err(|error| {
             let raised = std::error::Error::source(&error).is_some_and(|source| source.is::<Raised>());
+            let broken = std::error::Error::source(&error).and_then(|source| source.downcast_ref());
+            if let Some(Broken::Thread { stack_bytes, reason }) = broken {
+                let (stack_bytes, reason) = (*stack_bytes, reason.clone());
+                return TemplateError::Thread { template: name, stack_bytes, reason };
+            }
             match error.detail() {
                 Some(message) if raised => TemplateError::Refused(unmark(message).0.into_owned()),
                 _ => TemplateError::Render { template: name, reason: unmark(&reason(&error)).0.into_owned() },
@@ -231,13 +253,14 @@ impl ChatTemplate {
         let mut env = self.env.clone();
         env.set_fuel(Some(budget));
         let failed = |what: String| Error::new(ErrorKind::InvalidOperation, what);
+        let stack = limits::run_stack(budget);
         if self.endless.load(Relaxed) {
             return Err(failed(format!("{}: it is not run again", Broken::Late)));
         }
-        limits::within(budget, move || env.get_template(name)?.render(Value::from(context))).map_err(
+        limits::within(stack, move || env.get_template(name)?.render(Value::from(context))).map_err(
             |broken| {
                 self.endless.fetch_or(broken == Broken::Late, Relaxed);
-                failed(broken.to_string())
+                failed(broken.to_string()).with_source(broken)
             },
         )?
     }

@@ -1,6 +1,9 @@
 //! Bounds on what a template may do. A template comes with a downloaded file and is a program: it can loop for ever, double
 //! a text until memory ends, or nest lists until a stack does.
 //!
+//! A source is compiled by recursion over its expressions, so its length bounds the stack that it needs, and is itself
+//! bounded.
+//!
 //! Instructions and the sizes of most values are paid from a budget that grows with the conversation, which stops all but
 //! two kinds of harm in the same place on every machine. Deeply nested values are walked by recursion, so a template has
 //! a thread with a stack for as deep a value as the budget can buy. Comparing or joining lists that hold one another many
@@ -23,8 +26,17 @@ use super::Conversation;
 pub(super) const BASE: u64 = 250_000;
 /// The most that any conversation may spend: less than half a second, and 256 MiB of values.
 const MOST: u64 = 4_000_000;
-/// Stack for each unit: one unit nests a value one deeper, and walking one level takes less than this.
-const STACK_PER_UNIT: u64 = 512;
+/// Code that is not optimized takes more stack.
+const STACK_FACTOR: u64 = if cfg!(debug_assertions) { 4 } else { 1 };
+/// Stack for each unit: one unit nests a value one deeper, and to compare one level takes half of this.
+const STACK_PER_UNIT: u64 = 256 * STACK_FACTOR;
+/// Stack for each byte of a source: two bytes (`()`, `|e`) nest an expression one deeper, and to compile one level takes a
+/// third of what they give.
+const STACK_PER_BYTE: u64 = 512 * STACK_FACTOR;
+/// Stack for all that does not nest.
+const STACK_LEAST: u64 = 1 << 20;
+/// Most bytes of a source; public templates have up to 30,000.
+const SOURCE: usize = 256 << 10;
 /// How long a caller waits: ten times what [`MOST`] takes.
 const WAIT: Duration = Duration::from_secs(5);
 /// How deep a printed value may nest; what comes from JSON ends at 128.
@@ -59,25 +71,39 @@ pub(super) enum Broken {
     Late,
     #[error("it broke the template engine")]
     Panicked,
-    #[error("no thread to run it on: {0}")]
-    Thread(String),
+    #[error("no thread with {stack_bytes} bytes of stack: {reason}")]
+    Thread { stack_bytes: usize, reason: String },
 }
 
-/// Runs `work`, which spends at most `budget`, on a thread with a stack to match.
+/// Bytes of stack to compile `source` with.
+///
+/// # Errors
+/// It is too long.
+pub(super) fn compile_stack(source: &str) -> Result<usize, String> {
+    match source.len() {
+        bytes if bytes > SOURCE => Err(format!("it has {bytes} bytes, and {SOURCE} are the most")),
+        bytes => Ok((STACK_LEAST + bytes as u64 * STACK_PER_BYTE) as usize),
+    }
+}
+
+/// Bytes of stack to run a template with that spends at most `budget`.
+pub(super) fn run_stack(budget: u64) -> usize {
+    (STACK_LEAST + budget * STACK_PER_UNIT) as usize
+}
+
+/// Runs `work` on a thread with so much stack.
 ///
 /// # Errors
 /// It did not end in time, it panicked, or there was no thread.
 pub(super) fn within<T: Send + 'static>(
-    budget: u64,
+    stack_bytes: usize,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Broken> {
     let (send, receive) = channel();
-    let stack = (1 << 20) + budget * STACK_PER_UNIT;
-    let spawned =
-        thread::Builder::new().name("template".into()).stack_size(stack as usize).spawn(move || {
-            let _ = send.send(work());
-        });
-    spawned.map_err(|error| Broken::Thread(error.to_string()))?;
+    let spawned = thread::Builder::new().name("template".into()).stack_size(stack_bytes).spawn(move || {
+        let _ = send.send(work());
+    });
+    spawned.map_err(|error| Broken::Thread { stack_bytes, reason: error.to_string() })?;
     receive.recv_timeout(WAIT).map_err(|error| match error {
         RecvTimeoutError::Timeout => Broken::Late,
         RecvTimeoutError::Disconnected => Broken::Panicked,
@@ -162,6 +188,30 @@ mod tests {
     }
 
     #[test]
+    fn values_that_are_as_deep_and_not_the_same_are_compared() {
+        let nest = "{% for i in range(5000) %}{% set ns.x = [[[[[[[[[[ns.x]]]]]]]]]] %}{% set ns.y = [[[[[[[[[[ns.y]]]]]]]]]] \
+                    %}{% endfor %}";
+        for (end, want) in
+            [("ns.x == ns.y", "True"), ("ns.x < ns.y", "False"), ("[ns.x, ns.y] | unique | length", "1")]
+        {
+            let source = format!("{{% set ns = namespace(x=[], y=[]) %}}{nest}{{{{ {end} }}}}");
+            let template = ChatTemplate::new(&source, "", "").unwrap();
+            let text = template.render(&Conversation::new(Vec::new()), &Guard::default()).unwrap().text();
+            assert_eq!(text, want, "{end}");
+        }
+    }
+
+    #[test]
+    fn a_source_nested_as_deep_as_its_length_allows_compiles_and_a_longer_one_is_refused() {
+        for part in ["()", "|e", ".a", "<a", "[a]", " if a else a"] {
+            let source = |bytes: usize| format!("{{{{ a{} }}}}", part.repeat(bytes / part.len()));
+            ChatTemplate::new(&source(SOURCE - 10), "", "").unwrap_or_else(|error| panic!("{part}: {error}"));
+            let error = ChatTemplate::new(&source(SOURCE + 20), "", "").unwrap_err();
+            assert!(error.to_string().contains("and 262144 are the most"), "{error}");
+        }
+    }
+
+    #[test]
     fn values_that_hold_one_another_many_times_print_up_to_a_limit() {
         let source = "{% set ns = namespace(x='a' * 10000) %}{% for i in range(64) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}";
         for end in ["{{ ns.x }}", "{{ ns.x | tojson }}"] {
@@ -190,13 +240,16 @@ mod tests {
 
     #[test]
     fn work_that_panics_or_waits_is_an_error() {
-        assert_eq!(within(1, || 7), Ok(7));
+        assert_eq!(within(1 << 20, || 7), Ok(7));
+        // More than there are addresses.
+        let refused = within(1 << 60, || 7).unwrap_err();
+        assert!(matches!(refused, Broken::Thread { stack_bytes, .. } if stack_bytes == 1 << 60), "{refused}");
         assert_eq!(
-            within(1, || -> u8 { std::panic::resume_unwind(Box::new(())) }).unwrap_err(),
+            within(1 << 20, || -> u8 { std::panic::resume_unwind(Box::new(())) }).unwrap_err(),
             Broken::Panicked
         );
         let (end, ended) = channel::<()>();
-        let late = within(1, move || ended.recv()).unwrap_err();
+        let late = within(1 << 20, move || ended.recv()).unwrap_err();
         assert_eq!(late.to_string(), "it did not end within 5 s");
         drop(end);
     }

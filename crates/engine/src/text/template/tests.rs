@@ -180,7 +180,7 @@ fn same_failure(got: &TemplateError, want: &str) -> bool {
         ]
         .iter()
         .any(|(python, here)| want.contains(python) && reason.contains(here)),
-        TemplateError::Compile { .. } | TemplateError::Part { .. } => false,
+        TemplateError::Compile { .. } | TemplateError::Part { .. } | TemplateError::Thread { .. } => false,
     }
 }
 
