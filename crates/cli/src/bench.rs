@@ -85,7 +85,12 @@ pub fn bench(flags: &Bench) -> Result<()> {
     drop(engine);
     let threads = flags.device.threads.map_or_else(ingle_cpu::physical_cores, usize::from);
     let step_bytes = works.iter().map(|work| work.step_bytes).fold(0.0, f64::max);
-    let limits = limits::measure(threads, step_bytes as usize);
+    let limits = limits::measure(threads, step_bytes as usize).map_err(|error| {
+        Error::Refused(format!(
+            "the system refuses one of {threads} threads to measure this machine with ({error}): give fewer with \
+             --threads, or raise its limits (ulimit -u and -v)"
+        ))
+    })?;
 
     let outcomes: Vec<Outcome> = tests
         .iter()

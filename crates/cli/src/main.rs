@@ -21,6 +21,7 @@ mod source;
 mod synth;
 mod sys;
 mod term;
+mod threads;
 mod verify;
 
 use std::io::{Write, stdout};

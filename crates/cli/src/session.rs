@@ -19,6 +19,7 @@ use crate::flags::{Device, DeviceFlags, PlanFlags};
 use crate::source::{self, Spec};
 use crate::sys;
 use crate::term::{self, bytes};
+use crate::threads::Work;
 
 /// Longest context that is taken without being asked for, in tokens.
 const CONTEXT_MAX: usize = 8192;
@@ -162,11 +163,11 @@ pub fn open(model: Option<&Spec>, device: &DeviceFlags, plan: &PlanFlags) -> Res
     let start = Instant::now();
     let checkpoint = Arc::new(open_files(&path)?);
     let (language, loaded) = thread::scope(|scope| {
-        let language = scope.spawn(|| Language::open(&checkpoint));
+        let language = Work::begin(scope, || Language::open(&checkpoint));
         let loaded = load(&checkpoint, backend(device), |graph| plan_options(plan, graph), plan.context, 1);
-        (language.join(), loaded)
+        (language.end(), loaded)
     });
-    let language = language.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    let language = language?;
     let mut runner = loaded?;
     let arithmetics = arithmetics(&*runner.prepare(Bucket::holding(1, 1, 1))?);
     let device = runner.backend().describe();

@@ -2,6 +2,8 @@
 
 use std::thread;
 
+use crate::threads::Work;
+
 /// Bytes that are made while as many are written.
 const SLAB_BYTES: usize = 16 << 20;
 
@@ -42,10 +44,10 @@ pub fn stream<E: Send>(
         thread::scope(|scope| {
             let made = following.map(|following| {
                 let (fill, next) = (&fill, &mut next);
-                scope.spawn(move || fill(following, next))
+                Work::begin(scope, move || fill(following, next))
             });
             sink(at, &ready)?;
-            made.map_or(Ok(()), joined)
+            made.map_or(Ok(()), Work::end)
         })?;
         std::mem::swap(&mut ready, &mut next);
         slab = following;
@@ -64,16 +66,12 @@ fn in_parts<E: Send>(
     thread::scope(|scope| {
         let mut parts = out.chunks_mut(part * slab.row_bytes).enumerate();
         let mine = parts.next();
-        let others: Vec<_> =
-            parts.map(|(i, out)| scope.spawn(move || make(slab.at, slab.first + i * part, out))).collect();
+        let others: Vec<_> = parts
+            .map(|(i, out)| Work::begin(scope, move || make(slab.at, slab.first + i * part, out)))
+            .collect();
         let mine = mine.map_or(Ok(()), |(_, out)| make(slab.at, slab.first, out));
-        others.into_iter().map(joined).fold(mine, |first, next| first.and(next))
+        others.into_iter().map(Work::end).fold(mine, |first, next| first.and(next))
     })
-}
-
-/// What a thread returned; its panic goes on here.
-fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 #[cfg(test)]

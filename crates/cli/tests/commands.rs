@@ -902,3 +902,34 @@ fn some_logits_that_are_not_numbers_are_a_warning() {
     let sound = self::output(&[&["run", "-m", &sound], &rest[..]].concat());
     assert!(sound.stderr.is_empty(), "{sound:?}");
 }
+
+/// The system refuses every thread whose stack is larger than memory, which is what `ulimit -u` does for any.
+#[test]
+fn what_needs_no_second_thread_goes_on_without_one() {
+    let (model, dir) = (model(), TempDir::new().unwrap());
+    let refused = |args: &[&str]| {
+        let mut command = ingle(dir.path());
+        command.env("RUST_MIN_STACK", "99999999999999").args(args).output().unwrap()
+    };
+    let files = ["alone.gguf", "helped.gguf"].map(|name| dir.path().join(name).display().to_string());
+    for args in [
+        &["run", "-m", &model, "--raw", "--greedy", "-n", "4", "-t", "1", "ab"][..],
+        &["run", "-m", &model, "--greedy", "-n", "4", "-t", "1", "ab"],
+        &["check", &model],
+    ] {
+        assert_eq!(stdout(&refused(args)), stdout(&output(args)), "{args:?}");
+    }
+    stdout(&refused(&["quantize", &model, &files[0], "q8_0", "-t", "4"]));
+    stdout(&output(&["quantize", &model, &files[1], "q8_0", "-t", "4"]));
+    assert!(std::fs::read(&files[0]).unwrap() == std::fs::read(&files[1]).unwrap());
+    stdout(&refused(&["bench", "-m", &model, "-p", "2", "-n", "0", "-r", "1", "-t", "1"]));
+    for command in [
+        &["run", "-m", &model, "ab", "-t", "2"][..],
+        &["bench", "-m", &model, "-p", "2", "-n", "0", "-t", "2"],
+    ] {
+        let output = refused(command);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{said}");
+        assert!(said.contains("2 threads cannot be started"), "{said}");
+    }
+}

@@ -2,7 +2,8 @@
 //! Tokens per second mean little without them.
 
 use std::hint::black_box;
-use std::sync::Barrier;
+use std::io;
+use std::sync::{PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,18 +35,21 @@ pub struct Limits {
 
 /// Measures all with `threads` threads, reads with as much memory as a step reads (`step_bytes`). Takes less than a
 /// second, and that memory for the time.
-pub fn measure(threads: usize, step_bytes: usize) -> Limits {
+///
+/// # Errors
+/// The system refuses a thread.
+pub fn measure(threads: usize, step_bytes: usize) -> io::Result<Limits> {
     let read_bytes = step_bytes.clamp(1 << 20, BUFFER_BYTES_MAX);
-    Limits {
-        read_gb_per_second: read_rate(threads, read_bytes) / 1e9,
+    Ok(Limits {
+        read_gb_per_second: read_rate(threads, read_bytes)? / 1e9,
         read_bytes,
-        int8_tops: product_rate(threads, products) / 1e12,
-        f32_tflops: product_rate(threads, fused) / 1e12,
-    }
+        int8_tops: product_rate(threads, products)? / 1e12,
+        f32_tflops: product_rate(threads, fused)? / 1e12,
+    })
 }
 
 /// Bytes a second.
-fn read_rate(threads: usize, bytes: usize) -> f64 {
+fn read_rate(threads: usize, bytes: usize) -> io::Result<f64> {
     // Where memory is limited, the largest half, quarter and so on that there is.
     let mut buffer: Vec<u64> = Vec::new();
     let words = std::iter::successors(Some(bytes / 8), |words| Some(words / 2))
@@ -56,42 +60,51 @@ fn read_rate(threads: usize, bytes: usize) -> f64 {
     buffer.extend((0..words as u64).map(|i| i ^ 0x9e37_79b9));
     let share = buffer.len().div_ceil(threads).max(1);
     let times = PASS_BYTES.div_ceil(bytes.max(1));
-    let best = (0..PASSES)
-        .map(|_| {
-            together(threads, |thread| {
-                let part = buffer.chunks(share).nth(thread).unwrap_or_default();
-                for _ in 0..times {
-                    black_box(sum(black_box(part)));
-                }
-            })
-        })
-        .fold(f64::INFINITY, f64::min);
-    (size_of_val(buffer.as_slice()) * times) as f64 / best
+    let mut best = f64::INFINITY;
+    for _ in 0..PASSES {
+        let seconds = together(threads, |thread| {
+            let part = buffer.chunks(share).nth(thread).unwrap_or_default();
+            for _ in 0..times {
+                black_box(sum(black_box(part)));
+            }
+        })?;
+        best = best.min(seconds);
+    }
+    Ok((size_of_val(buffer.as_slice()) * times) as f64 / best)
 }
 
-/// Runs `f` on so many threads at once; seconds from the first start to the last end, which the threads themselves take:
-/// who only waits for them may be woken when they are done.
-fn together(threads: usize, f: impl Fn(usize) + Sync) -> f64 {
-    let start_line = Barrier::new(threads);
+/// Runs `f` on so many threads at once, of which this is the first; seconds from the first start to the last end, which the
+/// threads themselves take: who only waits for them may be woken when they are done.
+fn together(threads: usize, f: impl Fn(usize) + Sync) -> io::Result<f64> {
+    // Held until all are there: a barrier would wait for one that could not be started.
+    let are_all_there = RwLock::new(false);
+    let timed = |thread| {
+        let start = Instant::now();
+        f(thread);
+        (start, Instant::now())
+    };
     let spans: Vec<(Instant, Instant)> = thread::scope(|scope| {
+        let mut go = are_all_there.write().unwrap_or_else(PoisonError::into_inner);
         let run = |thread| {
-            let (f, start_line) = (&f, &start_line);
-            scope.spawn(move || {
-                start_line.wait();
-                let start = Instant::now();
-                f(thread);
-                (start, Instant::now())
+            let (timed, are_all_there) = (&timed, &are_all_there);
+            thread::Builder::new().spawn_scoped(scope, move || {
+                let goes = *are_all_there.read().unwrap_or_else(PoisonError::into_inner);
+                goes.then(|| timed(thread))
             })
         };
-        let running: Vec<_> = (0..threads).map(run).collect();
-        running
+        // On an error, those already started see that they are not all there, and end.
+        let others = (1..threads).map(run).collect::<io::Result<Vec<_>>>()?;
+        *go = true;
+        drop(go);
+        let mine = timed(0);
+        let theirs = others
             .into_iter()
-            .map(|thread| thread.join().expect("a thread that measures does not panic"))
-            .collect()
-    });
+            .filter_map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        Ok::<_, io::Error>(theirs.chain([mine]).collect())
+    })?;
     let start = spans.iter().map(|span| span.0).min();
     let end = spans.iter().map(|span| span.1).max();
-    end.zip(start).map_or(f64::INFINITY, |(end, start)| (end - start).as_secs_f64())
+    Ok(end.zip(start).map_or(f64::INFINITY, |(end, start)| (end - start).as_secs_f64()))
 }
 
 fn huge_pages(buffer: &mut Vec<u64>) {
@@ -128,7 +141,7 @@ fn sum_plain(words: &[u64]) -> u64 {
 }
 
 /// Multiplications and additions a second of `products`, which says how many it made.
-fn product_rate(threads: usize, products: impl Fn() -> u64 + Sync) -> f64 {
+fn product_rate(threads: usize, products: impl Fn() -> u64 + Sync) -> io::Result<f64> {
     let counts: Vec<std::sync::atomic::AtomicU64> = (0..threads).map(|_| Default::default()).collect();
     let seconds = together(threads, |thread| {
         let start = Instant::now();
@@ -137,8 +150,8 @@ fn product_rate(threads: usize, products: impl Fn() -> u64 + Sync) -> f64 {
             operations += products();
         }
         counts[thread].store(operations, std::sync::atomic::Ordering::Relaxed);
-    });
-    counts.into_iter().map(|count| count.into_inner() as f64).sum::<f64>() / seconds
+    })?;
+    Ok(counts.into_iter().map(|count| count.into_inner() as f64).sum::<f64>() / seconds)
 }
 
 /// Multiplies int8 from registers for a few microseconds; how many multiplications and additions it was.
@@ -327,7 +340,7 @@ mod tests {
     #[test]
     fn reads_are_of_as_many_bytes_as_a_step_reads() {
         for (asked, read) in [(0, 1 << 20), (3 << 20, 3 << 20)] {
-            let limits = measure(1, asked);
+            let limits = measure(1, asked).unwrap();
             assert_eq!(limits.read_bytes, read);
             assert!((0.01..10_000.0).contains(&limits.read_gb_per_second), "{limits:?}");
         }
@@ -335,9 +348,9 @@ mod tests {
 
     #[test]
     fn a_rate_is_within_reason() {
-        let rate = product_rate(1, products) / 1e12;
-        assert!((1e-5..100.0).contains(&rate), "{rate} TOPS on one thread");
-        let rate = product_rate(1, fused) / 1e12;
-        assert!((1e-5..10.0).contains(&rate), "{rate} TFLOPS on one thread");
+        let rate = product_rate(2, products).unwrap() / 1e12;
+        assert!((1e-5..100.0).contains(&rate), "{rate} TOPS on two threads");
+        let rate = product_rate(2, fused).unwrap() / 1e12;
+        assert!((1e-5..10.0).contains(&rate), "{rate} TFLOPS on two threads");
     }
 }

@@ -4,13 +4,12 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
 
 use ingle_tensor::{Checkpoint, DType, TensorInfo, quant};
 
 use super::{CONVERT, Findings, in_order, of_tensor};
 use crate::term::bytes;
-use crate::{sys, term};
+use crate::{sys, term, threads};
 
 /// Values of one piece of work, and of one decode; blocks of every type tile both.
 const PIECE: usize = 1 << 20;
@@ -47,20 +46,16 @@ pub(super) fn check(checkpoint: &Checkpoint, findings: &mut Findings) {
         .collect();
     let watch = term::Watch::new("checking", tensors.iter().map(|t| t.bytes).sum());
     let (turn, found) = (AtomicUsize::new(0), Mutex::new(BTreeMap::<usize, Seen>::new()));
-    thread::scope(|scope| {
-        for _ in 0..sys::processors().min(pieces.len()) {
-            scope.spawn(|| {
-                while let Some(&(at, first)) = pieces.get(turn.fetch_add(1, Ordering::Relaxed)) {
-                    let part = piece(&tensors[at], first);
-                    let seen = look(checkpoint.data(&part), part.dtype, first);
-                    // What was looked at need not stay in memory.
-                    checkpoint.release(&part);
-                    watch.advance(part.bytes);
-                    let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-                    let all = found.entry(at).or_default();
-                    *all = all.add(seen);
-                }
-            });
+    threads::share(sys::processors().min(pieces.len()), || {
+        while let Some(&(at, first)) = pieces.get(turn.fetch_add(1, Ordering::Relaxed)) {
+            let part = piece(&tensors[at], first);
+            let seen = look(checkpoint.data(&part), part.dtype, first);
+            // What was looked at need not stay in memory.
+            checkpoint.release(&part);
+            watch.advance(part.bytes);
+            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+            let all = found.entry(at).or_default();
+            *all = all.add(seen);
         }
     });
     watch.finish();

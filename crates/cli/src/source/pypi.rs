@@ -142,12 +142,17 @@ fn download(
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|e| failed(e.to_string()))?;
     let mut stderr = child.stderr.take();
-    let said = std::thread::spawn(move || {
+    let read = move || {
         let mut text = Vec::new();
         // What could be read before an error is all there is to tell.
         let _ = stderr.as_mut().map(|pipe| pipe.read_to_end(&mut text));
         String::from_utf8_lossy(&text).into_owned()
-    });
+    };
+    let said = std::thread::Builder::new().spawn(read).map_err(|error| {
+        // It may have ended by itself just now.
+        let _ = child.kill().and_then(|()| child.wait());
+        failed(format!("no thread to read what it says: {error}"))
+    })?;
     progress.start(&format!("{package} ({shown})"), 0, None);
     let status = loop {
         match child.try_wait() {
