@@ -89,7 +89,7 @@ impl Cpu {
             )));
         }
         let team = Team::new(threads).map_err(|error| {
-            device(format!("{threads} threads cannot be started ({error}); choose fewer"))
+            device(format!("{threads} threads cannot be started ({error}): choose fewer, or raise the system's limits (ulimit -u and -v)"))
         })?;
         Ok(Self {
             team,
