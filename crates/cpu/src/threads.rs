@@ -18,6 +18,10 @@ use std::time::{Duration, Instant};
 /// How long a worker spins for the end of a phase: longer than any fair wait between two steps of a decode.
 const SPIN: Duration = Duration::from_micros(50);
 
+/// How long a worker runs before it offers its processor to other threads, between two phases: a system that has others to
+/// run does so then, and seldom in the middle of an item, for which the whole team would wait.
+const RUN: Duration = Duration::from_millis(1);
+
 /// How long helpers spin for the next job: about the time a sampler takes between two steps.
 const SPIN_IDLE: Duration = Duration::from_micros(100);
 
@@ -45,6 +49,8 @@ pub struct Worker<'a> {
     /// Time spent in waits, where somebody wants to know.
     waited: Option<Duration>,
     turn: Turn,
+    /// Since when it has not offered its processor to others.
+    since: Instant,
 }
 
 /// What a worker's next phase is.
@@ -214,6 +220,7 @@ impl Shared {
                     target: 0,
                     waited: None,
                     turn: Turn::Whole,
+                    since: Instant::now(),
                 });
             }
         }));
@@ -286,6 +293,10 @@ impl Worker<'_> {
             return;
         }
         assert!(u32::try_from(items).is_ok() && self.phase < u32::MAX, "{items} items");
+        if self.since.elapsed() > RUN {
+            std::thread::yield_now();
+            self.since = Instant::now();
+        }
         assert!(!matches!(self.turn, Turn::Begun { .. }), "two phases before a last part");
         self.phase += 1;
         self.target += items;
