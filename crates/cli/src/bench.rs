@@ -83,7 +83,7 @@ pub fn bench(flags: &Bench) -> Result<()> {
     let works: Vec<Work> = tests.iter().map(|test| test.work(&mut engine)).collect::<Result<_>>()?;
     let peak_memory_bytes = sys::peak_memory_bytes();
     drop(engine);
-    let threads = flags.device.threads.map_or_else(ingle_cpu::physical_cores, usize::from);
+    let threads = session::threads(&flags.device);
     let step_bytes = works.iter().map(|work| work.step_bytes).fold(0.0, f64::max);
     let limits = limits::measure(threads, step_bytes as usize).map_err(|error| {
         Error::Refused(format!(

@@ -153,7 +153,7 @@ pub struct DeviceFlags {
     )]
     pub device: Device,
     #[arg(short, long, value_name = "THREADS", value_parser = threads(),
-        help = format!("Threads, 1 to {} here (four for each processor, at least 16); the default is one for each physical core", ingle_cpu::threads_max()))]
+        help = format!("Threads, 1 to {} here, of which one for each processor works; the default is one for each physical core", ingle_cpu::threads_max()))]
     pub threads: Option<u16>,
     /// Bytes of GPU memory to use; refused, as this version runs on the CPU only
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]

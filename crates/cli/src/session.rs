@@ -69,13 +69,32 @@ pub fn require_cpu(flags: &DeviceFlags) -> Result<()> {
 /// A device with nothing loaded.
 pub fn backend(flags: &DeviceFlags) -> Result<Box<dyn Backend>> {
     require_cpu(flags)?;
+    warn_of_threads(flags);
     Ok(cpu(flags)?)
 }
 
 /// The host with nothing loaded.
 pub fn cpu(flags: &DeviceFlags) -> ingle_graph::Result<Box<dyn Backend>> {
-    let options = CpuOptions { threads: flags.threads.map_or(0, usize::from), isa: None };
+    let options = CpuOptions { threads: threads(flags), isa: None };
     Ok(Box::new(Cpu::new(&options)?))
+}
+
+/// Threads that work: those asked for, of which no more than there are processors, for the others would only make these
+/// wait (a third of a small model's generated tokens with twice as many); else one for each physical core.
+pub fn threads(flags: &DeviceFlags) -> usize {
+    flags
+        .threads
+        .map_or_else(ingle_cpu::physical_cores, |asked| usize::from(asked).min(ingle_cpu::processors()))
+}
+
+/// Says so on standard error where fewer threads work than were asked for.
+fn warn_of_threads(flags: &DeviceFlags) {
+    let (works, asked) = (threads(flags), flags.threads.map_or(0, usize::from));
+    if asked > works {
+        term::say(&format!(
+            "note: {works} of {asked} threads work, one for each processor this process may use"
+        ));
+    }
 }
 
 /// The float arithmetic that a mode stands for on the host, as [`cpu`] makes it, for this model.

@@ -130,6 +130,21 @@ fn the_same_text_however_it_is_asked_for() {
 }
 
 #[test]
+fn no_more_threads_work_than_there_are_processors() {
+    let processors = ingle_cpu::processors();
+    let more = (processors + 1).min(ingle_cpu::threads_max()).to_string();
+    let model = model();
+    let args = ["bench", "-m", &model, "-p", "4", "-n", "0", "-r", "1", "--json"];
+    let with_more = output(&[&args[..], &["-t", &more]].concat());
+    let said = String::from_utf8_lossy(&with_more.stderr).into_owned();
+    assert!(said.contains(&format!("note: {processors} of {more} threads work")), "{said}");
+    let results: serde_json::Value = serde_json::from_str(&stdout(&with_more)).unwrap();
+    assert_eq!(results["results"][0]["threads"], processors);
+    let with_one = output(&[&args[..], &["-t", "1"]].concat());
+    assert!(!String::from_utf8_lossy(&with_one.stderr).contains("threads work"));
+}
+
+#[test]
 fn a_drawn_seed_is_reported_and_repeats_the_answer() {
     let model = model();
     let args = ["run", "-m", &model, "--json", "--temp", "1.5", "-n", "16"];

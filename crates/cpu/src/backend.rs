@@ -18,7 +18,7 @@ use crate::kernels::rope::RopeTable;
 use crate::memory::Aligned;
 use crate::simd::Isa;
 use crate::task::{Frame, Needs, Scratch, Spare, Task, room};
-use crate::threads::{Team, Worker, physical_cores};
+use crate::threads::{Team, Worker, physical_cores, processors};
 use crate::times::Times;
 use crate::weights::Weights;
 
@@ -89,7 +89,10 @@ impl Cpu {
             )));
         }
         let team = Team::new(threads).map_err(|error| {
-            device(format!("{threads} threads cannot be started ({error}): choose fewer, or raise the system's limits (ulimit -u and -v)"))
+            device(format!(
+                "{threads} threads cannot be started ({error}): choose fewer, or raise the system's limits \
+                 (ulimit -u and -v)"
+            ))
         })?;
         Ok(Self {
             team,
@@ -151,7 +154,7 @@ fn reserve(bytes: usize) -> Result<Aligned> {
 
 /// Most threads of a team here: four for each processor that this process may use, and at least 16.
 pub fn threads_max() -> usize {
-    (4 * std::thread::available_parallelism().map_or(1, usize::from)).max(16)
+    (4 * processors()).max(16)
 }
 
 /// Name of the path a step takes.

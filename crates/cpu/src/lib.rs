@@ -21,5 +21,5 @@ mod weights;
 
 pub use backend::{Cpu, CpuOptions, threads_max};
 pub use simd::Isa;
-pub use threads::{Team, physical_cores};
+pub use threads::{Team, physical_cores, processors};
 pub use weights::planned_bytes;

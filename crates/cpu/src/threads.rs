@@ -452,8 +452,26 @@ pub fn physical_cores() -> usize {
     cores_in_affinity().map_or(quota, |cores| cores.clamp(1, quota))
 }
 
-#[cfg(target_os = "linux")]
+/// Processors this process may use, whatever its quota of their time: more threads than that only take turns.
+pub fn processors() -> usize {
+    processors_in_affinity()
+        .map(|processors| processors.len().max(1))
+        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
 fn cores_in_affinity() -> Option<usize> {
+    let siblings = |cpu| {
+        std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
+            .ok()
+    };
+    let cores: Option<std::collections::HashSet<String>> =
+        processors_in_affinity()?.into_iter().map(siblings).collect();
+    cores.map(|cores| cores.len())
+}
+
+/// Processors by number.
+#[cfg(target_os = "linux")]
+fn processors_in_affinity() -> Option<Vec<usize>> {
     // SAFETY: an all-zero set is a valid set, and the call fills at most its size.
     let set = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
@@ -463,17 +481,11 @@ fn cores_in_affinity() -> Option<usize> {
         set
     };
     // SAFETY: the index is below the set's size.
-    let processors = (0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) });
-    let siblings = |cpu| {
-        std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
-            .ok()
-    };
-    let cores: Option<std::collections::HashSet<String>> = processors.map(siblings).collect();
-    cores.map(|cores| cores.len())
+    Some((0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect())
 }
 
 #[cfg(not(target_os = "linux"))]
-fn cores_in_affinity() -> Option<usize> {
+fn processors_in_affinity() -> Option<Vec<usize>> {
     None
 }
 
@@ -610,6 +622,6 @@ mod tests {
 
     #[test]
     fn there_is_a_core() {
-        assert!(physical_cores() >= 1);
+        assert!((1..=processors()).contains(&physical_cores()));
     }
 }

@@ -221,7 +221,7 @@ fn differences(a: &[f32], b: &[f32]) -> usize {
 }
 
 fn saturated(backend: &dyn Backend) -> u64 {
-    backend.paths().iter().find(|p| p.path == "kv.saturated").unwrap().count
+    backend.paths().iter().find(|p| p.path == PathCount::SATURATED).unwrap().count
 }
 
 fn check(shape: &Shape, options: &PlanOptions, teams: &[usize]) {
@@ -379,7 +379,7 @@ fn every_step_is_counted_and_timed() {
     assert_eq!(profile.nodes, 1 + 5 * program.kv_groups.len() + 2);
     assert!(profile.times.iter().all(|time| 0.0 <= time.waited && time.waited <= time.seconds));
     let counted: u64 =
-        cpu.paths().iter().filter(|path| path.path != "kv.saturated").map(|path| path.count).sum();
+        cpu.paths().iter().filter(|path| path.path != PathCount::SATURATED).map(|path| path.count).sum();
     assert_eq!(counted, 2 * program.steps().count() as u64);
     let attention = format!("attention.{}", cpu.isa());
     assert!(cpu.paths().iter().any(|path| path.path == attention && path.count == 2));
