@@ -1,0 +1,15 @@
+//! NVIDIA GPUs, found at run time.
+//!
+//! The binary links no library of CUDA: [`driver`] opens the driver's, [`compile`] opens NVRTC and compiles the kernels
+//! ([`kernels`]), which need no file of a toolkit. What is missing is an error with a name, never the end of the process.
+//! [`survey()`] tells it all at once, for `ingle doctor`.
+
+pub mod compile;
+pub mod driver;
+mod error;
+pub mod kernels;
+pub mod step;
+pub mod survey;
+
+pub use error::{Error, Result};
+pub use survey::survey;
