@@ -5,6 +5,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use ingle_cpu::{Isa, physical_cores};
+use ingle_cuda::compile::Search;
+use ingle_cuda::driver::Device;
+use ingle_cuda::survey::{Survey, survey};
 
 use crate::error::Result;
 use crate::source::{Cache, DEFAULT_MODEL, Hub, Pip, Sources, Spec};
@@ -42,10 +45,11 @@ pub fn doctor() -> Result<()> {
     };
     print(processor())?;
     print(memory())?;
-    print(vec![missing("GPU", "this version runs on the CPU only")])?;
+    print(gpus(&survey(&Search::from_env())))?;
     match Sources::from_env() {
         Err(error) => print(vec![missing("sources", error.to_string())]),
         Ok(sources) => {
+            print(vec![kernel_cache(&sources.cache)])?;
             print(cache(&sources.cache))?;
             print(vec![hub(&sources.hub)])?;
             print(vec![pip(&sources.pip)])
@@ -103,6 +107,75 @@ fn memory() -> Vec<Finding> {
         });
     }
     findings
+}
+
+/// The driver, the devices and the compiler of their kernels; at the end whether CUDA is used, and if not, why.
+fn gpus(survey: &Survey) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    match &survey.driver {
+        Err(error) => findings.push(missing("NVIDIA driver", error.to_string())),
+        Ok(driver) => {
+            let ((major, minor), library) = (driver.version, driver.library.display());
+            findings.push(well("NVIDIA driver", format!("CUDA {major}.{minor} ({library})")));
+            match &driver.devices {
+                Err(error) => findings.push(missing("GPU", error.to_string())),
+                Ok(devices) => findings.extend(devices.iter().map(gpu)),
+            }
+        }
+    }
+    match &survey.compiler {
+        Err(error) => findings.push(missing("NVRTC", error.to_string())),
+        Ok(compiler) => {
+            let ((major, minor), library) = (compiler.version, compiler.library.display());
+            findings.push(well("NVRTC", format!("{major}.{minor} ({library})")));
+            for (arch, compiles) in &compiler.archs {
+                findings.push(match compiles {
+                    Ok(()) => well("kernels", format!("compile for {arch}")),
+                    Err(error) => missing("kernels", error.to_string()),
+                });
+            }
+        }
+    }
+    findings.push(missing("CUDA", format!("not used: {}", why_not_cuda(survey))));
+    findings
+}
+
+fn gpu((device, check): &(Device, ingle_cuda::Result<()>)) -> Finding {
+    let (major, minor) = device.capability;
+    let said = format!(
+        "{}: {}, compute capability {major}.{minor}, {}, {} multiprocessors, {} of second cache",
+        device.index,
+        device.name,
+        bytes(device.memory_bytes as u64),
+        device.multiprocessors,
+        bytes(device.l2_bytes as u64),
+    );
+    match check {
+        Ok(()) => well("GPU", said),
+        Err(error) => missing("GPU", format!("{said}; not used: {error}")),
+    }
+}
+
+/// Why models do not run on a GPU: this version, and what this machine lacks besides.
+pub fn why_not_cuda(survey: &Survey) -> String {
+    let version = "this version runs on the CPU only";
+    match survey.obstacle() {
+        Some(error) => format!("{version}, and here is {error}"),
+        None => format!("{version}, though this machine has all that CUDA takes"),
+    }
+}
+
+/// Where compiled kernels are kept.
+fn kernel_cache(cache: &Cache) -> Finding {
+    let folder = cache.kernels();
+    match sys::try_writing(&folder) {
+        Ok(()) => well("kernel cache", folder.display().to_string()),
+        Err((folder, why)) => {
+            let said =
+                format!("{} is not writable ({why}): kernels are compiled at every start", folder.display());
+            missing("kernel cache", said)
+        }
+    }
 }
 
 fn cache(cache: &Cache) -> Vec<Finding> {

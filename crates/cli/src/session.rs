@@ -7,6 +7,8 @@ use std::thread;
 use std::time::Instant;
 
 use ingle_cpu::{Cpu, CpuOptions, Isa};
+use ingle_cuda::compile::Search;
+use ingle_cuda::survey::survey;
 use ingle_engine::handle::{Handle, Language, Reply};
 use ingle_engine::runner::{Runner, kv_bytes, kv_plan};
 use ingle_engine::step::{Engine, EngineOptions};
@@ -14,6 +16,7 @@ use ingle_graph::{Backend, Bucket, FloatArithmetic, Graph, Numerics, PlanOptions
 use ingle_models::Model;
 use ingle_tensor::Checkpoint;
 
+use crate::doctor::why_not_cuda;
 use crate::error::{Error, Result};
 use crate::flags::{Device, DeviceFlags, PlanFlags};
 use crate::source::{self, Spec};
@@ -56,9 +59,8 @@ pub fn open_files(path: &Path) -> Result<Checkpoint> {
 /// A GPU, or memory on one, by name: bad usage.
 pub fn require_cpu(flags: &DeviceFlags) -> Result<()> {
     if let Device::Cuda { index } = flags.device {
-        return Err(Error::Usage(format!(
-            "--device cuda:{index}: this version runs on the CPU only; leave --device out, or give cpu"
-        )));
+        let why = why_not_cuda(&survey(&Search::from_env()));
+        return Err(Error::Usage(format!("--device cuda:{index}: {why}; leave --device out, or give cpu")));
     }
     if flags.gpu_memory.is_some() {
         return Err(Error::Usage("--gpu-memory: this version runs on the CPU only; leave it out".into()));

