@@ -14,6 +14,8 @@ mod capture;
 mod kernel;
 mod memory;
 mod nvrtc;
+#[cfg(feature = "stand-in")]
+pub mod stand_in;
 mod sys;
 
 use std::cell::Cell;
@@ -62,6 +64,16 @@ impl Driver {
                 Ok(DRIVER.get_or_init(|| driver))
             }
         }
+    }
+
+    /// The driver at this path, whatever its name is.
+    ///
+    /// # Errors
+    /// As [`Driver::get`].
+    pub fn at(library: &Path) -> Result<&'static Self> {
+        let name = library.to_string_lossy();
+        // What runs on a device refers to its driver until the process ends.
+        Ok(Box::leak(Box::new(Self::open(&[&name])?)))
     }
 
     /// Loads the first of these libraries that the loader finds, and initializes it.

@@ -2,7 +2,7 @@
 //!
 //! The binary links no library of CUDA: [`driver`] opens the driver's, [`compile`] opens NVRTC and compiles the kernels
 //! ([`kernels`]), which need no file of a toolkit. What is missing is an error with a name, never the end of the process.
-//! [`survey()`] tells it all at once, for `ingle doctor`.
+//! [`survey()`] tells it all at once, for `ingle doctor`. With the feature `stand-in`, tests have a device without a GPU.
 
 pub mod compile;
 pub mod driver;
@@ -11,5 +11,7 @@ pub mod kernels;
 pub mod step;
 pub mod survey;
 
+#[cfg(feature = "stand-in")]
+pub use driver::stand_in;
 pub use error::{Error, Result};
 pub use survey::survey;

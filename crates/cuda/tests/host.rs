@@ -1,25 +1,22 @@
-//! Bits of the kernels without a GPU: the `.cu` files, compiled as C++ for the host (`host.hpp`), against the contract's
-//! definitions in `ingle_graph`. What the compiler for the device makes of them, only a device can tell.
+//! Bits of the kernels without a GPU: on the stand-in, which runs them as C++ on the host, against the contract's definitions
+//! in `ingle_graph`. What the compiler for the device makes of them, only a device can tell.
 
-use std::fmt::Write as _;
-use std::fs;
-use std::io::{Write, stderr};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::OnceLock;
+mod shim;
 
 use half::{bf16, f16};
 use ingle_cuda::driver::{Entry, Launch, Param};
-use ingle_cuda::kernels::{self, elementwise, embed, kv, norm};
+use ingle_cuda::kernels::{Source, elementwise, embed, kv, norm};
 use ingle_cuda::step::{FROM_HOST, StepLayout};
 use ingle_graph::op::RopeStyle;
 use ingle_graph::program::KvLayer;
 use ingle_graph::{Activation, Bucket, Inputs, KvInputs, KvType, PAGE, RopeSpec, math, reference};
 
+use shim::{Host, Value, assert_bits, bytes, floats, launch, numbers};
+
 /// A function of the kernels by name, and its definition.
 type Definition = (&'static str, fn(f32) -> f32);
 
-/// All functions of the contract, and the narrow floats.
+/// All functions of the contract, and the narrow floats, in the order of `functions.cu`.
 const FUNCTIONS: &[Definition] = &[
     ("contract_exp", math::exp),
     ("contract_exp2", math::exp2),
@@ -36,187 +33,14 @@ const FUNCTIONS: &[Definition] = &[
     ("through_bf16", |x| bf16::from_f32(x).to_f32()),
 ];
 
-/// The program that runs kernels on this machine, built once; `None`, with a word about it, where there is no g++.
-fn host() -> Option<&'static Path> {
-    static HOST: OnceLock<Option<PathBuf>> = OnceLock::new();
-    HOST.get_or_init(|| {
-        if Command::new("g++").arg("--version").stdout(Stdio::null()).status().is_err() {
-            // On standard error itself: the test runner shows nothing that a passing test prints.
-            let _ = writeln!(stderr(), "not run: no g++ (1 count: bits of CUDA kernels on the host)");
-            return None;
-        }
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let (source, program) = (folder.join("host.cpp"), folder.join("host"));
-        fs::write(&source, main_cpp()).expect("writes the table of kernels");
-        let built = Command::new("g++")
-            .args([
-                "-std=c++17",
-                "-O2",
-                "-ffp-contract=off",
-                "-fno-fast-math",
-                "-Wall",
-                "-Wno-unused-function",
-            ])
-            .arg("-I")
-            .arg(root.join("tests"))
-            .arg("-I")
-            .arg(root.join("src/kernels"))
-            .arg("-o")
-            .arg(&program)
-            .arg(&source)
-            .output()
-            .expect("g++ runs");
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        Some(program)
-    })
-    .as_deref()
-}
+const FUNCTION: Entry =
+    Entry { name: "functions", params: &[Param::U32, Param::U32, Param::U32, Param::U32, Param::Memory] };
+const FUNCTIONS_SOURCE: Source =
+    Source { name: "functions", text: include_str!("functions.cu"), entries: &[FUNCTION] };
 
-/// Every source in a namespace of its own, as each is compiled alone for the device, and the table of what they define.
-fn main_cpp() -> String {
-    let mut text = String::from("#include \"host.hpp\"\n");
-    for (header, _) in kernels::HEADERS {
-        writeln!(text, "#include \"{header}\"").expect("writes");
-    }
-    text += "static float through_f16(float x) { return widen_f16(narrow_f16(x)); }\n";
-    text += "static float through_bf16(float x) { return widen_bf16(narrow_bf16(x)); }\n";
-    for source in kernels::SOURCES {
-        writeln!(text, "namespace in_{0} {{\n#include \"{0}.cu\"\n}}", source.name).expect("writes");
-    }
-    text += "int main(int argc, char** argv) {\n    return host(argc, argv, {";
-    for (name, _) in FUNCTIONS {
-        write!(text, "{{\"{name}\", {name}}}, ").expect("writes");
-    }
-    text += "}, {\n";
-    for source in kernels::SOURCES {
-        for Entry { name, .. } in source.entries {
-            writeln!(text, "        kernel(\"{name}\", in_{}::{name}),", source.name).expect("writes");
-        }
-    }
-    text + "    });\n}\n"
-}
-
-/// An argument: the number of a memory, or a value.
-#[derive(Clone, Copy)]
-enum Value {
-    Memory(usize),
-    U32(u32),
-    F32(f32),
-}
-
-/// Runs one launch and gives the memories back.
-fn launch(host: &Path, entry: Entry, shape: Launch, memory: &[Vec<u8>], arguments: &[Value]) -> Vec<Vec<u8>> {
-    let kinds: Vec<Param> = arguments
-        .iter()
-        .map(|value| match value {
-            Value::Memory(_) => Param::Memory,
-            Value::U32(_) => Param::U32,
-            Value::F32(_) => Param::F32,
-        })
-        .collect();
-    assert_eq!(kinds, entry.params, "{}", entry.name);
-    let mut words = Vec::new();
-    let mut word = |value: u32| words.extend(value.to_le_bytes());
-    word(entry.name.len() as u32);
-    let head = words.len();
-    words.extend(entry.name.as_bytes());
-    assert_eq!(head, 4);
-    let mut word = |value: u32| words.extend(value.to_le_bytes());
-    shape.grid.into_iter().chain(shape.block).for_each(&mut word);
-    word(memory.len() as u32);
-    for bytes in memory {
-        words.extend((bytes.len() as u32).to_le_bytes());
-        words.extend(bytes);
-    }
-    for value in arguments {
-        let (kind, value) = match *value {
-            Value::Memory(number) => (0u32, number as u32),
-            Value::U32(value) => (1, value),
-            Value::F32(value) => (2, value.to_bits()),
-        };
-        words.extend(kind.to_le_bytes());
-        words.extend(value.to_le_bytes());
-    }
-    let mut child = Command::new(host)
-        .arg("kernel")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("it runs");
-    child.stdin.take().expect("piped").write_all(&words).expect("reads its request");
-    let done = child.wait_with_output().expect("it ends");
-    assert!(done.status.success(), "{}: {}", entry.name, String::from_utf8_lossy(&done.stderr));
-    let mut rest = &done.stdout[..];
-    let mut back = Vec::new();
-    for bytes in memory {
-        let (these, those) = rest.split_at(bytes.len());
-        back.push(these.to_vec());
-        rest = those;
-    }
-    assert!(rest.is_empty());
-    back
-}
-
-fn bytes(x: &[f32]) -> Vec<u8> {
-    x.iter().flat_map(|x| x.to_ne_bytes()).collect()
-}
-
-fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks_exact(4).map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]])).collect()
-}
-
-/// Where two rows of results differ first, NaN payloads aside.
-fn first_difference(got: &[f32], want: &[f32]) -> Option<String> {
-    if got.len() != want.len() {
-        return Some(format!("{} results for {}", got.len(), want.len()));
-    }
-    let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
-    let at = got.iter().zip(want).position(|(&a, &b)| !same(a, b))?;
-    Some(format!(
-        "{at}: {:e} ({:08x}) for {:e} ({:08x})",
-        got[at],
-        got[at].to_bits(),
-        want[at],
-        want[at].to_bits()
-    ))
-}
-
-#[track_caller]
-fn assert_bits(what: &str, got: &[f32], want: &[f32]) {
-    if let Some(difference) = first_difference(got, want) {
-        panic!("{what}: {difference}");
-    }
-    // The control: one step in the last place of one result must show.
-    if let Some(at) = want.iter().rposition(|x| x.is_finite()) {
-        let mut off = want.to_vec();
-        off[at] = f32::from_bits(off[at].to_bits() ^ 1);
-        assert!(first_difference(got, &off).is_some(), "{what}: a planted difference does not show");
-    }
-}
-
-/// Numbers of all sizes; with `edges`, those that rounding and limits make special too.
-fn numbers(seed: u64, count: usize, edges: bool) -> Vec<f32> {
-    const EDGES: &[f32] =
-        &[0.0, -0.0, 1e-40, -1e-40, 65504.0, 65519.9, 65520.0, -1e30, 3.4e38, f32::INFINITY, f32::NAN];
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 32) as u32
-    };
-    let mut x: Vec<f32> = (0..count)
-        .map(|_| {
-            let unit = (next() as f32 / u32::MAX as f32) * 2.0 - 1.0;
-            unit * 2f32.powi((next() % 12) as i32 - 6)
-        })
-        .collect();
-    if edges {
-        x.iter_mut().step_by(23).zip(EDGES).for_each(|(x, edge)| *x = *edge);
-    }
-    x
+/// A device for one test.
+fn host() -> Option<Host> {
+    Host::new("bits of CUDA kernels on the host", &[&FUNCTIONS_SOURCE])
 }
 
 /// Rows of the step, and of the bucket it runs in: two are padding.
@@ -253,22 +77,24 @@ fn padded(rows: &[f32], cols: usize, bucket: usize) -> Vec<f32> {
 
 #[test]
 fn contract_functions_have_the_bits_of_the_definition() {
-    let Some(host) = host() else { return };
+    let Some(host) = &host() else { return };
     // The step is prime to all powers of two, so that every exponent meets every kind of fraction.
     let stride = if cfg!(debug_assertions) { 262_147u64 } else { 8_191 };
-    for (name, function) in FUNCTIONS {
-        let out =
-            Command::new(host).args(["functions", name, "5", &stride.to_string()]).output().expect("it runs");
-        assert!(out.status.success(), "{name}: {}", String::from_utf8_lossy(&out.stderr));
+    let count = (5..1u64 << 32).step_by(stride as usize).count();
+    for (which, (name, function)) in FUNCTIONS.iter().enumerate() {
+        let shape = Launch::new([count.div_ceil(256) as u32, 1], 256);
+        let [which, first, step, n] = [which as u32, 5, stride as u32, count as u32].map(Value::U32);
+        let arguments = [which, first, step, n, Value::Memory(0)];
+        let back = launch(host, FUNCTION, shape, &[vec![0; 4 * count]], &arguments);
         let arguments = (5..1u64 << 32).step_by(stride as usize);
         let want: Vec<f32> = arguments.map(|bits| function(f32::from_bits(bits as u32))).collect();
-        assert_bits(name, &floats(&out.stdout), &want);
+        assert_bits(name, &floats(&back[0]), &want);
     }
 }
 
 #[test]
 fn elementwise_kernels_have_the_bits_of_the_reference() {
-    let Some(host) = host() else { return };
+    let Some(host) = &host() else { return };
     let cols = 300;
     let (a, b) = (numbers(1, T * cols, true), numbers(2, T * cols, false));
     let room = bytes(&padded(&[], cols, BUCKET.t));
@@ -308,7 +134,7 @@ fn elementwise_kernels_have_the_bits_of_the_reference() {
 
 #[test]
 fn embedding_takes_the_hosts_tokens_or_those_sampled() {
-    let Some(host) = host() else { return };
+    let Some(host) = &host() else { return };
     let (vocabulary, cols) = (7, 130);
     let table = numbers(3, vocabulary * cols, true);
     let halves = |f: &dyn Fn(f32) -> u16| table.iter().flat_map(|&x| f(x).to_ne_bytes()).collect::<Vec<u8>>();
@@ -349,7 +175,7 @@ fn embedding_takes_the_hosts_tokens_or_those_sampled() {
 
 #[test]
 fn norms_and_peaks_have_the_bits_of_the_reference() {
-    let Some(host) = host() else { return };
+    let Some(host) = &host() else { return };
     for (group, groups) in [(1000, 1), (64, 3), (96, 2), (256, 1), (7, 2)] {
         let cols = group * groups;
         let (x, weight) = (numbers(4, T * cols, false), numbers(5, group, false));
@@ -448,7 +274,7 @@ fn canonical(kind: KvType, pool: &[u8]) -> Vec<u8> {
 
 #[test]
 fn rope_and_stores_have_the_bits_of_the_reference() {
-    let Some(host) = host() else { return };
+    let Some(host) = &host() else { return };
     for (style, pairs, head_dim, kind) in [
         (RopeStyle::Half, 32, 64, KvType::F16),
         (RopeStyle::Interleaved, 32, 64, KvType::Q8_0),

@@ -1,76 +1,49 @@
-//! The driver's wrappers against a driver without a device (`fake.cpp`): what they call, in which order, and what they refuse.
+//! The driver's wrappers on a stand-in for a device: what they call, in which order, and what they refuse.
 
-use std::ffi::{CString, c_char, c_int};
-use std::io::{Write, stderr};
+mod stand_in;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::{Command, Stdio};
 
-use libloading::Library;
-
+use super::stand_in::StandIn;
 use super::*;
+use crate::kernels::{self, Source};
 
-/// The fake, loaded for one test alone, so that tests can run side by side.
-struct Fake {
-    driver: &'static Driver,
-    library: Library,
-    _folder: tempfile::TempDir,
+/// Kernels that only these tests have.
+const PROBES: Source = Source {
+    name: "probes",
+    text: include_str!("tests/probes.cu"),
+    entries: &[PUT, ACCUMULATE, HALF_A_BLOCK, HALF_A_WARP, DIVIDE, DYNAMIC, NEIGHBOUR, RACE],
+};
+const PUT: Entry = Entry { name: "put", params: &[Param::Memory, Param::U32, Param::F32] };
+const ACCUMULATE: Entry = Entry { name: "accumulate", params: &[Param::Memory, Param::Memory] };
+const HALF_A_BLOCK: Entry = Entry { name: "half_a_block", params: &[] };
+const HALF_A_WARP: Entry = Entry { name: "half_a_warp", params: &[Param::Memory] };
+const DIVIDE: Entry = Entry { name: "divide", params: &[Param::Memory, Param::U32] };
+const DYNAMIC: Entry = Entry { name: "dynamic", params: &[Param::Memory, Param::U32] };
+const NEIGHBOUR: Entry = Entry { name: "neighbour", params: &[Param::Memory] };
+const RACE: Entry = Entry { name: "race", params: &[Param::Memory] };
+
+/// A device for one test alone, that knows the probes.
+fn stand_in() -> Option<StandIn> {
+    StandIn::with("a test of the CUDA driver's wrappers", &[&PROBES])
 }
 
-impl Fake {
-    /// `None`, with a word about it, where there is no g++.
-    fn new() -> Option<Self> {
-        if Command::new("g++").arg("--version").stdout(Stdio::null()).status().is_err() {
-            // On standard error itself: the test runner shows nothing that a passing test prints.
-            let _ = writeln!(stderr(), "not run: no g++ (1 count: a test of the CUDA driver's wrappers)");
-            return None;
-        }
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("libfake.so");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/driver/fake.cpp");
-        let mut build = Command::new("g++");
-        build.args(["-std=c++17", "-shared", "-fPIC", "-o"]).arg(&path).arg(source);
-        assert!(build.status().expect("g++ runs").success());
-        let driver = Driver::open(&[path.to_str().expect("a path in UTF-8")]).expect("the fake opens");
-        // SAFETY: a library of our own without initializers.
-        let library = unsafe { Library::new(&path) }.expect("it is there");
-        Some(Self { driver: Box::leak(Box::new(driver)), library, _folder: folder })
-    }
-
-    /// The calls since the last look.
-    fn calls(&self) -> Vec<String> {
-        let mut log = vec![0u8; 1 << 16];
-        // SAFETY: the type is that of the function; the buffer has the size that is said.
-        let n = unsafe {
-            let take = self.library.get::<unsafe extern "C" fn(*mut c_char, usize) -> usize>(b"fake_take");
-            take.expect("it is there")(log.as_mut_ptr().cast(), log.len())
-        };
-        String::from_utf8_lossy(&log[..n]).lines().map(String::from).collect()
-    }
-
-    /// The next call of this name returns this status.
-    fn fail(&self, call: &str, status: i32) {
-        let call = CString::new(call).expect("no NUL");
-        // SAFETY: the type is that of the function; the name ends with NUL.
-        unsafe {
-            let fail = self.library.get::<unsafe extern "C" fn(*const c_char, c_int)>(b"fake_fail");
-            fail.expect("it is there")(call.as_ptr(), status);
-        }
-    }
-
-    fn context(&self) -> Context {
-        Context::new(self.driver, 0).expect("the fake has a device")
-    }
+fn context(device: &StandIn) -> Context {
+    Context::new(device.driver(), 0).expect("it has a device")
 }
 
-const ENTRY: Entry = Entry { name: "k", params: &[Param::Memory, Param::U32, Param::F32] };
+fn probes(device: &StandIn, context: &Context) -> Module {
+    let cubin = device.compiler().cubin(&PROBES, "sm_90a").expect("compiles");
+    Module::load(context, &cubin.bytes).expect("loads")
+}
 
 #[test]
 fn objects_go_before_their_context_and_the_ledger_is_even() {
-    let Some(fake) = Fake::new() else { return };
-    let context = fake.context();
+    let Some(device) = stand_in() else { return };
+    let context = context(&device);
     assert_eq!(context.device().arch(), "sm_90a");
     assert_eq!(context.device().multiprocessors, 132);
-    assert!(matches!(Context::new(fake.driver, 1), Err(Error::NoSuchDevice { index: 1, count: 1 })));
+    assert!(matches!(Context::new(device.driver(), 1), Err(Error::NoSuchDevice { index: 1, count: 1 })));
     let empty = context.ledger().tally();
     let stream = Stream::new(&context).expect("a stream");
     let buffer = Buffer::new(&context, 100).expect("memory");
@@ -85,28 +58,28 @@ fn objects_go_before_their_context_and_the_ledger_is_even() {
     assert!(buffer.span(10, 20).expect("inside").part(15, 6).is_err());
     assert!(stream.write(buffer.all(), &[0; 99]).is_err(), "another size");
     drop(context);
-    fake.calls();
+    device.calls();
     drop(buffer);
-    assert_eq!(fake.calls(), ["synchronize", "free"], "the device comes to rest first");
+    assert_eq!(device.calls(), ["synchronize", "free"], "the device comes to rest first");
     drop(stream);
-    assert_eq!(fake.calls(), ["unstream", "release"], "the context goes last");
+    assert_eq!(device.calls(), ["unstream", "release"], "the context goes last");
 }
 
 #[test]
 fn errors_name_the_call() {
-    let Some(fake) = Fake::new() else { return };
-    let context = fake.context();
-    fake.fail("allocate", 2);
+    let Some(device) = stand_in() else { return };
+    let context = context(&device);
+    device.fail("allocate", 0, 2);
     let said = Buffer::new(&context, 4096).err().expect("told to fail").to_string();
     assert!(
         said.starts_with("cuMemAlloc of 4096 bytes: CUDA_ERROR_OUT_OF_MEMORY (out of memory): free"),
         "{said}"
     );
     // A number that no list has.
-    fake.fail("allocate", 12345);
+    device.fail("allocate", 0, 12345);
     let said = Buffer::new(&context, 1).err().expect("told to fail").to_string();
     assert!(said.contains("CUDA error 12345 (unknown to this driver)"), "{said}");
-    fake.fail("module", 209);
+    device.fail("module", 0, 209);
     let said = Module::load(&context, b"cubin").err().expect("told to fail").to_string();
     assert!(said.contains("not for this device") && said.contains("update the driver"), "{said}");
     assert_eq!(context.ledger().tally().allocations, 0, "what failed is no allocation");
@@ -114,71 +87,74 @@ fn errors_name_the_call() {
 
 #[test]
 fn a_reservation_grows_where_it_is() {
-    let Some(fake) = Fake::new() else { return };
-    let context = fake.context();
+    let Some(device) = stand_in() else { return };
+    let context = context(&device);
     let mut pool = Reservation::new(&context, 10_000).expect("addresses");
     assert_eq!((pool.reserved_bytes(), pool.backed_bytes()), (12_288, 0));
     assert!(pool.span(0, 1).is_err(), "nothing is backed");
-    fake.calls();
+    device.calls();
     pool.grow(5000).expect("grows");
-    assert_eq!(fake.calls(), ["create 8192", "map 8192", "access 8192"]);
+    assert_eq!(device.calls(), ["create 8192", "map 8192", "access 8192"]);
     let address = pool.span(0, 8192).expect("backed").address();
     pool.grow(8000).expect("has it already");
-    assert_eq!(fake.calls(), [""; 0]);
+    assert_eq!(device.calls(), [""; 0]);
     for (call, undone) in [
         ("create", &[][..]),
         ("map", &["create 4096", "uncreate"]),
         ("access", &["create 4096", "map 4096", "unmap 4096", "uncreate"]),
     ] {
         let before = context.ledger().tally().live_bytes;
-        fake.fail(call, 2);
+        device.fail(call, 0, 2);
         assert!(pool.grow(10_000).is_err(), "{call}");
-        assert_eq!(fake.calls(), undone, "{call}");
+        assert_eq!(device.calls(), undone, "{call}");
         assert_eq!((pool.backed_bytes(), context.ledger().tally().live_bytes), (8192, before));
     }
     pool.grow(12_288).expect("grows");
     assert_eq!(pool.span(0, 12_288).expect("backed").address(), address);
     assert!(pool.grow(12_289).is_err());
-    fake.calls();
+    device.calls();
     drop(pool);
     let gone = ["synchronize", "unmap 8192", "uncreate", "unmap 4096", "uncreate", "unreserve 12288"];
-    assert_eq!(fake.calls(), gone);
+    assert_eq!(device.calls(), gone);
     assert_eq!(context.ledger().tally().live_bytes, 0);
 }
 
 #[test]
 fn a_launch_passes_what_the_declaration_says() {
-    let Some(fake) = Fake::new() else { return };
-    let context = fake.context();
+    let Some(device) = stand_in() else { return };
+    let context = context(&device);
     let (stream, buffer) =
         (Stream::new(&context).expect("a stream"), Buffer::new(&context, 8).expect("memory"));
-    let module = Module::load(&context, b"cubin").expect("loads");
-    let wrong = Entry { params: &[Param::Memory, Param::U32], ..ENTRY };
+    let module = probes(&device, &context);
+    let wrong = Entry { params: &[Param::Memory, Param::U32], ..PUT };
     let said = module.function(wrong).err().expect("two parameters of three").to_string();
-    assert!(said.starts_with("k: parameters of [8, 4, 4] bytes"), "{said}");
-    let function = module.function(ENTRY).expect("as declared");
+    assert!(said.starts_with("put: parameters of [8, 4, 4] bytes"), "{said}");
+    let function = module.function(PUT).expect("as declared");
     assert_eq!(function.usage().expect("told").registers, 40);
-    fake.calls();
+    device.calls();
     let shape = Launch { shared_bytes: 5, overlap: true, ..Launch::new([3, 1], 64) };
-    let arguments = [Arg::Memory(buffer.all()), Arg::U32(42), Arg::F32(0.5)];
+    let arguments = [Arg::Memory(buffer.all()), Arg::U32(1), Arg::F32(0.5)];
     stream.launch(&function, &shape, &arguments).expect("launches");
-    stream
-        .launch(&function, &Launch::new([1, 1], 32), &[Arg::Nothing, Arg::U32(1), Arg::F32(-2.0)])
-        .expect("launches");
-    assert_eq!(fake.calls(), ["launch 3 64 5: 1 42 0.5 106", "launch 1 32 0: 0 1 -2 0"]);
+    let second = [Arg::Memory(buffer.all()), Arg::U32(0), Arg::F32(-2.0)];
+    stream.launch(&function, &Launch::new([1, 1], 32), &second).expect("launches");
+    assert_eq!(device.calls(), ["launch put 3x1x1 64x1x1 5 overlap", "launch put 1x1x1 32x1x1 0"]);
+    let mut written = [0; 8];
+    stream.read(&mut written, buffer.all()).expect("copies");
+    assert_eq!(written[..], [(-2f32).to_ne_bytes(), 0.5f32.to_ne_bytes()].concat());
+    device.calls();
     assert!(stream.launch(&function, &Launch::new([0, 1], 32), &arguments).is_err(), "no blocks");
     assert!(stream.launch(&function, &shape, &arguments[..2]).is_err(), "an argument less");
-    assert_eq!(fake.calls(), [""; 0]);
+    assert_eq!(device.calls(), [""; 0]);
 }
 
 #[test]
 fn a_graph_keeps_what_it_refers_to() {
-    let Some(fake) = Fake::new() else { return };
-    let context = fake.context();
+    let Some(device) = stand_in() else { return };
+    let context = context(&device);
     let stream = Stream::new(&context).expect("a stream");
     let [used, unused] = [16, 17].map(|bytes| Buffer::new(&context, bytes).expect("memory"));
-    let module = Module::load(&context, b"cubin").expect("loads");
-    let function = module.function(ENTRY).expect("as declared");
+    let module = probes(&device, &context);
+    let function = module.function(PUT).expect("as declared");
     let graph = stream
         .capture(|| {
             assert!(stream.is_capturing()?);
@@ -193,15 +169,15 @@ fn a_graph_keeps_what_it_refers_to() {
         })
         .expect("captures");
     assert_eq!(graph.nodes(), 3);
-    fake.calls();
+    device.calls();
     drop((used, function, module));
-    assert_eq!(fake.calls(), [""; 0], "the graph has them");
+    assert_eq!(device.calls(), [""; 0], "the graph has them");
     drop(unused);
-    assert_eq!(fake.calls(), ["synchronize", "free"]);
+    assert_eq!(device.calls(), ["synchronize", "free"]);
     graph.launch(&stream).expect("replays");
-    fake.calls();
+    device.calls();
     drop(graph);
-    let gone = fake.calls();
+    let gone = device.calls();
     assert_eq!(gone[..2], ["synchronize", "uninstantiate"], "the graph before what it refers to");
     assert!(gone.contains(&"free".into()) && gone.contains(&"unload".into()), "{gone:?}");
     assert_eq!(context.ledger().tally().live_bytes, 0);
@@ -209,8 +185,8 @@ fn a_graph_keeps_what_it_refers_to() {
 
 #[test]
 fn a_window_refuses_what_a_step_must_not_do() {
-    let Some(fake) = Fake::new() else { return };
-    let context = fake.context();
+    let Some(device) = stand_in() else { return };
+    let context = context(&device);
     let stream = Stream::new(&context).expect("a stream");
     let buffer = Buffer::new(&context, 16).expect("memory");
     let mut pinned = Pinned::new(&context, 16).expect("memory");
@@ -256,14 +232,14 @@ fn a_window_refuses_what_a_step_must_not_do() {
 
     // Memory that goes meanwhile is freed when the window is closed, and there is no graph.
     let mut going = Some(Buffer::new(&context, 9).expect("memory"));
-    fake.calls();
+    device.calls();
     let captured = stream.capture(|| {
         going.take();
-        assert!(!fake.calls().contains(&"free".into()));
+        assert!(!device.calls().contains(&"free".into()));
         Ok(())
     });
     assert!(captured.err().expect("cancelled").to_string().starts_with("a free of 9 bytes"));
-    assert!(fake.calls().ends_with(&["end".into(), "ungraph".into(), "synchronize".into(), "free".into()]));
+    assert!(device.calls().ends_with(&["end".into(), "ungraph".into(), "synchronize".into(), "free".into()]));
     assert_eq!(context.ledger().tally().live_bytes, tally.live_bytes);
 
     stream.upload(buffer.all(), &pinned, 0).expect("outside it is allowed");
@@ -272,18 +248,18 @@ fn a_window_refuses_what_a_step_must_not_do() {
 
 #[test]
 fn however_a_window_is_left_the_capture_ends() {
-    let Some(fake) = Fake::new() else { return };
-    let context = fake.context();
+    let Some(device) = stand_in() else { return };
+    let context = context(&device);
     let stream = Stream::new(&context).expect("a stream");
-    fake.calls();
+    device.calls();
     let failed = stream.capture(|| Err(Error::Refused("the step's own".into())));
     assert_eq!(failed.err().expect("failed").to_string(), "the step's own");
-    assert_eq!(fake.calls(), ["begin 1", "end", "ungraph"]);
+    assert_eq!(device.calls(), ["begin 1", "end", "ungraph"]);
     let panicked = catch_unwind(AssertUnwindSafe(|| stream.capture(|| panic!("planted")).map(drop)));
     assert!(panicked.is_err());
-    assert_eq!(fake.calls(), ["begin 1", "end", "ungraph"]);
+    assert_eq!(device.calls(), ["begin 1", "end", "ungraph"]);
     for call in ["begin", "end", "instantiate", "bring graph"] {
-        fake.fail(call, 901);
+        device.fail(call, 0, 901);
         assert!(stream.capture(|| Ok(())).is_err(), "{call}");
         assert!(!stream.is_capturing().expect("told"), "{call}");
         stream.synchronize().expect("no window is open");
@@ -295,26 +271,26 @@ fn however_a_window_is_left_the_capture_ends() {
 
 #[test]
 fn pinned_memory_waits_for_its_copies() {
-    let Some(fake) = Fake::new() else { return };
-    let context = fake.context();
+    let Some(device) = stand_in() else { return };
+    let context = context(&device);
     let (stream, buffer) =
         (Stream::new(&context).expect("a stream"), Buffer::new(&context, 4).expect("memory"));
     let mut pinned = Pinned::new(&context, 8).expect("memory");
     pinned.bytes().expect("idle").copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
-    fake.calls();
+    device.calls();
     stream.upload(buffer.all(), &pinned, 2).expect("inside");
     assert!(stream.upload(buffer.all(), &pinned, 5).is_err(), "beyond its end");
-    assert_eq!(fake.calls(), ["upload 4", "record"]);
+    assert_eq!(device.calls(), ["upload 4", "record"]);
     pinned.bytes().expect("waits")[0] = 9;
-    assert_eq!(fake.calls(), ["wait for event"]);
+    assert_eq!(device.calls(), ["wait for event"]);
     pinned.bytes().expect("idle");
-    assert_eq!(fake.calls(), [""; 0], "once is enough");
+    assert_eq!(device.calls(), [""; 0], "once is enough");
     stream.download(&mut pinned, 4, buffer.all()).expect("inside");
     assert_eq!(pinned.bytes().expect("waits"), [9, 2, 3, 4, 3, 4, 5, 6]);
     stream.upload(buffer.all(), &pinned, 0).expect("inside");
-    fake.calls();
+    device.calls();
     drop(pinned);
-    assert_eq!(fake.calls(), ["wait for event", "unpin"], "freed after its copy");
+    assert_eq!(device.calls(), ["wait for event", "unpin"], "freed after its copy");
 }
 
 #[test]
