@@ -22,10 +22,12 @@ unsigned char* shared;
 bool reversed;
 std::string fault_text;
 
-constexpr size_t STACK = 64 << 10;
+// Not a power of two: tops of stacks would share their places in the caches.
+constexpr size_t STACK = (64 << 10) + 192;
 constexpr uint64_t CANARY = 0x5ca1ab1e0ddba11;
 
-// ---- Switching. Contexts of the C library make a system call for each switch, so this one is ours where it can be.
+// ---- Switching. Contexts of the C library make a system call for each switch, so this one is ours where it can be. It
+// jumps back, since a processor foretells returns by the calls before them.
 
 #if defined(__x86_64__)
 struct Place {
@@ -52,7 +54,8 @@ stand_in_switch:
     popq %r12
     popq %rbx
     popq %rbp
-    ret
+    popq %rcx
+    jmpq *%rcx
     .size stand_in_switch, .-stand_in_switch
 )");
 // The stack as the switch leaves it behind: six registers, where to go on, and no caller.
