@@ -10,6 +10,7 @@ mod error;
 pub mod kernels;
 pub mod step;
 pub mod survey;
+pub mod weights;
 
 #[cfg(feature = "stand-in")]
 pub use driver::stand_in;

@@ -6,6 +6,7 @@
 typedef unsigned char u8;
 typedef signed char i8;
 typedef unsigned short u16;
+typedef short i16;
 typedef unsigned int u32;
 typedef int i32;
 typedef unsigned long long u64;
@@ -51,6 +52,13 @@ static __device__ __forceinline__ const u32* step_words(const Step* step, u32 of
 static __device__ __forceinline__ u32 step_rows(const Step* step, u32 rows) {
     return rows == ROWS_R ? step->wanted : step->tokens;
 }
+
+// Shared memory of a size that the launch decides.
+#ifndef INGLE_HOST
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(16) u8 name[]
+#else
+#define DYNAMIC_SHARED(name) u8* name = dynamic_shared()
+#endif
 
 // ---- One rounding each, whatever the compiler's flags are.
 

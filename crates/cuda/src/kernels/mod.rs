@@ -8,11 +8,13 @@
 pub mod elementwise;
 pub mod embed;
 pub mod kv;
+pub mod linear;
 pub mod norm;
+pub mod quantize;
 
 use ingle_graph::Rows;
 
-use crate::driver::{Arg, Entry};
+use crate::driver::{Arg, Entry, Launch, Span};
 
 /// A `.cu` file.
 #[derive(Debug)]
@@ -25,19 +27,72 @@ pub struct Source {
     pub entries: &'static [Entry],
 }
 
+/// A launch of a kernel with its arguments.
+#[derive(Clone, Debug)]
+pub struct Issue<'a> {
+    /// The kernel.
+    pub entry: Entry,
+    /// Its blocks and threads.
+    pub shape: Launch,
+    /// What it is given.
+    pub arguments: Vec<Arg<'a>>,
+}
+
 /// What sources include, by name.
-pub const HEADERS: &[(&str, &str)] =
-    &[("common.cuh", include_str!("common.cuh")), ("kv.cuh", include_str!("kv.cuh"))];
+pub const HEADERS: &[(&str, &str)] = &[
+    ("common.cuh", include_str!("common.cuh")),
+    ("kv.cuh", include_str!("kv.cuh")),
+    ("overlap.cuh", include_str!("overlap.cuh")),
+    ("quantize.cuh", include_str!("quantize.cuh")),
+    ("matrix.cuh", include_str!("matrix.cuh")),
+    ("linear.cuh", include_str!("linear.cuh")),
+    ("float.cuh", include_str!("float.cuh")),
+    ("quant/iq4_levels.cuh", include_str!("quant/iq4_levels.cuh")),
+    ("quant/iq4_nl.cuh", include_str!("quant/iq4_nl.cuh")),
+    ("quant/iq4_xs.cuh", include_str!("quant/iq4_xs.cuh")),
+    ("quant/mxfp4.cuh", include_str!("quant/mxfp4.cuh")),
+    ("quant/q4_0.cuh", include_str!("quant/q4_0.cuh")),
+    ("quant/q4_1.cuh", include_str!("quant/q4_1.cuh")),
+    ("quant/q4_k.cuh", include_str!("quant/q4_k.cuh")),
+    ("quant/q5_0.cuh", include_str!("quant/q5_0.cuh")),
+    ("quant/q5_1.cuh", include_str!("quant/q5_1.cuh")),
+    ("quant/q5_k.cuh", include_str!("quant/q5_k.cuh")),
+    ("quant/q6_k.cuh", include_str!("quant/q6_k.cuh")),
+    ("quant/q8_0.cuh", include_str!("quant/q8_0.cuh")),
+    ("quant/wide.cuh", include_str!("quant/wide.cuh")),
+];
 
 /// All files.
-pub const SOURCES: &[&Source] = &[&elementwise::SOURCE, &embed::SOURCE, &kv::SOURCE, &norm::SOURCE];
+pub const SOURCES: &[&Source] = &[
+    &elementwise::SOURCE,
+    &embed::SOURCE,
+    &kv::SOURCE,
+    &norm::SOURCE,
+    &quantize::SOURCE,
+    &linear::FLOAT,
+    &linear::Q4_0,
+    &linear::Q4_1,
+    &linear::Q5_0,
+    &linear::Q5_1,
+    &linear::Q8_0,
+    &linear::IQ4_NL,
+    &linear::MXFP4,
+    &linear::Q4_K,
+    &linear::Q5_K,
+    &linear::Q6_K,
+    &linear::IQ4_XS,
+    &linear::WIDE,
+];
 
 /// Architectures every kernel is compiled for in tests, the oldest first.
 pub const ARCHS: &[&str] = &["sm_80", "sm_89", "sm_90a", "sm_100a"];
 
 /// The file that compiles fastest.
 pub fn smallest() -> &'static Source {
-    SOURCES.iter().min_by_key(|source| source.text.len()).expect("there are kernels")
+    let bytes = |source: &Source| -> usize {
+        source.text.len() + included(source.text).iter().map(|(_, header)| header.len()).sum::<usize>()
+    };
+    SOURCES.iter().min_by_key(|source| bytes(source)).expect("there are kernels")
 }
 
 /// A symbolic row count, as kernels are told it.
@@ -46,6 +101,11 @@ fn rows(rows: Rows) -> Arg<'static> {
         Rows::T => 0,
         Rows::R => 1,
     })
+}
+
+/// Memory, or none.
+fn optional(memory: Option<Span<'_>>) -> Arg<'_> {
+    memory.map_or(Arg::Nothing, Arg::Memory)
 }
 
 /// Headers that a text includes, and those that they include, in the order of [`HEADERS`].

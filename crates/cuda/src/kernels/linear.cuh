@@ -1,0 +1,236 @@
+// Products with integer weights for a few rows of activations.
+//
+// A warp makes four rows of the matrix. Of the eight lanes of such a row each owns one of the contract's accumulators, and
+// so every eighth unit: nothing is exchanged until the end. A block takes its activations into shared memory, `slab` units
+// at a time.
+#pragma once
+#include "matrix.cuh"
+
+// Activations in shared memory: row by row, of each row digit by digit. Digits lie like chunks of weights, units in groups
+// of eight, so that eight lanes read neighbouring 16 bytes; sums and scales lie in order.
+struct Staged {
+    const u8* digits;
+    const i16* sums;
+    const float* scales;
+    u32 digit_stride; // bytes of one digit of a row
+    u32 sum_stride;
+    u32 scale_stride;
+};
+
+// 16 activations: chunk c of unit v of the slab, in `rd` = row * digits + digit.
+static __device__ __forceinline__ Words staged(const Staged& x, u32 rd, u32 v, u32 c, u32 chunks) {
+    return *(const Words*)(x.digits + rd * x.digit_stride + (v / 8 * chunks + c) * 128 + v % 8 * 16);
+}
+
+// `slab` is a multiple of 8.
+static __device__ __forceinline__ Staged staging(u8* shared, u32 rows, u32 digits, u32 slab, u32 unit) {
+    u32 all = rows * digits * slab * unit;
+    return {shared, (const i16*)(shared + all), (const float*)(shared + all + all / 8), slab * unit, slab * unit / SUM,
+            slab};
+}
+
+// Takes units [first, first + count) of R rows from `row0` on; `unit` columns each, of which `x.unit` share a scale. Rows
+// the memory has no room for are the last row again: nobody asks for them.
+template <int R, int D>
+static __device__ __forceinline__ void stage(const Staged& to, const Quantized& x, u32 row0, u32 first, u32 count,
+                                             u32 unit) {
+    u32 chunks = unit / 16;
+    for (u32 rd = 0; rd < R * D; rd++) {
+        u32 row = row0 + rd / D < x.rows ? row0 + rd / D : x.rows - 1;
+        const u8* digits = (const u8*)x.digits_of(rd % D, row) + first * unit;
+        const i16* sums = x.sums_of(rd % D, row) + first * chunks;
+        for (u32 i = threadIdx.x; i < count * chunks; i += blockDim.x) {
+            u32 v = i / chunks, at = (v / 8 * chunks + i % chunks) * 128 + v % 8 * 16;
+            *(Words*)(to.digits + rd * to.digit_stride + at) = *(const Words*)(digits + 16 * i);
+            ((i16*)to.sums)[rd * to.sum_stride + i] = sums[i];
+        }
+    }
+    for (u32 i = 0; i < R; i++) {
+        const float* scales = x.scales_of(row0 + i < x.rows ? row0 + i : x.rows - 1);
+        for (u32 v = threadIdx.x; v < count; v += blockDim.x)
+            ((float*)to.scales)[i * to.scale_stride + v] = scales[(first + v) * unit / x.unit];
+    }
+}
+
+// What formats with units of 32 columns share. One of them, F, has `codes`: the unit's 32 integers, a byte each, greater by
+// LESS than the weights; `scale` and, with a minimum, `minimum`. AHEAD units are loaded before the first is used.
+template <class F, u32 CHUNKS_, u32 SECOND_, u32 THIRD_, i32 LESS, int MINIMUM, u32 AHEAD_>
+struct Units32 {
+    static constexpr u32 SECOND = SECOND_, THIRD = THIRD_, AHEAD = AHEAD_, BLOCKS = 2;
+    static __device__ __forceinline__ u32 unit() { return 32; }
+    static __device__ __forceinline__ u32 scale_unit() { return 32; }
+    static __device__ __forceinline__ u32 chunks() { return CHUNKS_; }
+    template <class Unit>
+    static __device__ __forceinline__ float minimum(const Unit&) {
+        return 0.0f;
+    }
+    template <int R, int D, class Unit>
+    static __device__ __forceinline__ void accumulate(const Unit& w, const Staged& x, u32 v, float* acc) {
+        u32 q[8];
+        F::codes(w, q);
+        float d = F::scale(w), m = F::minimum(w);
+        // -LESS, twice: what the two sums of a unit are multiplied by.
+        constexpr i32 less = (-LESS & 255) * 0x0101;
+#pragma unroll
+        for (u32 row = 0; row < R; row++) {
+            i32 products[D], minima[D];
+#pragma unroll
+            for (u32 digit = 0; digit < D; digit++) {
+                u32 rd = row * D + digit;
+                i32 sums = 0;
+                if (LESS || MINIMUM) sums = *(const i32*)(x.sums + rd * x.sum_stride + 2 * v);
+                i32 c = LESS ? __dp2a_lo(sums, less, 0) : 0;
+                products[digit] = dot16(q + 4, staged(x, rd, v, 1, 2), dot16(q, staged(x, rd, v, 0, 2), c));
+                minima[digit] = MINIMUM ? __dp2a_lo(sums, 0x0101, 0) : 0;
+            }
+            acc[row] = tail<MINIMUM, D>(acc[row], d, m, x.scales[row * x.scale_stride + v], products, minima);
+        }
+    }
+};
+
+// The codes of a chunk, four bits each: the low halves of its bytes come first.
+static __device__ __forceinline__ void four_bits(const Words& chunk, u32* q) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        q[i] = chunk.at[i] & 0x0F0F0F0Fu;
+        q[4 + i] = chunk.at[i] >> 4 & 0x0F0F0F0Fu;
+    }
+}
+
+// Fifth bits: bit 8 b + i of the word belongs to byte b of q[i].
+static __device__ __forceinline__ void fifth_bits(u32 high, u32* q) {
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) q[i] |= (i < 4 ? high << (4 - i) : high >> (i - 4)) & 0x10101010u;
+}
+
+// What formats with units of 256 columns, sub-scales and sub-minima for 32 of them share. The first chunk is d, dmin and
+// twelve bytes of packed pairs, as in the file; F has `group`: integers [64 g, 64 g + 64), a byte each.
+template <class F, u32 CHUNKS_>
+struct UnitsK {
+    static constexpr u32 SECOND = 0, THIRD = 0, AHEAD = 1, BLOCKS = 2;
+    static __device__ __forceinline__ u32 unit() { return 256; }
+    static __device__ __forceinline__ u32 scale_unit() { return 256; }
+    static __device__ __forceinline__ u32 chunks() { return CHUNKS_; }
+    template <int R, int D, class Unit>
+    static __device__ __forceinline__ void accumulate(const Unit& w, const Staged& x, u32 v, float* acc) {
+        u32 a = w.header.at[1], b = w.header.at[2], c = w.header.at[3];
+        // Sub-scales and sub-minima 0 to 3, and 4 to 7, a byte each.
+        const u32 scales[2] = {a & 0x3F3F3F3Fu, (c & 0x0F0F0F0Fu) | (a >> 2 & 0x30303030u)};
+        const u32 minima[2] = {b & 0x3F3F3F3Fu, (c >> 4 & 0x0F0F0F0Fu) | (b >> 2 & 0x30303030u)};
+        i32 products[R * D];
+#pragma unroll
+        for (u32 rd = 0; rd < R * D; rd++) products[rd] = 0;
+#pragma unroll
+        for (u32 g = 0; g < 4; g++) {
+            u32 q[16];
+            F::group(w, g, q);
+            i32 first = byte_of(scales[g / 2], g % 2 * 2), second = byte_of(scales[g / 2], g % 2 * 2 + 1);
+#pragma unroll
+            for (u32 rd = 0; rd < R * D; rd++) {
+                i32 low = dot16(q + 4, staged(x, rd, v, 4 * g + 1, 16), dot16(q, staged(x, rd, v, 4 * g, 16), 0));
+                i32 high =
+                    dot16(q + 12, staged(x, rd, v, 4 * g + 3, 16), dot16(q + 8, staged(x, rd, v, 4 * g + 2, 16), 0));
+                products[rd] += first * low + second * high;
+            }
+        }
+        float d = widen_f16((u16)w.header.at[0]), m = negated(widen_f16((u16)(w.header.at[0] >> 16)));
+#pragma unroll
+        for (u32 row = 0; row < R; row++) {
+            i32 sums[D];
+#pragma unroll
+            for (u32 digit = 0; digit < D; digit++) {
+                const Words* of = (const Words*)(x.sums + (row * D + digit) * x.sum_stride + 16 * v);
+                sums[digit] = 0;
+#pragma unroll
+                for (u32 h = 0; h < 2; h++) {
+                    Words pairs = of[h];
+#pragma unroll
+                    for (u32 j = 0; j < 4; j++) {
+                        // Sub-minimum j of these four, twice.
+                        i32 twice = (i32)__byte_perm(minima[h], 0, j * 0x11);
+                        sums[digit] = __dp2a_lo((i32)pairs.at[j], twice, sums[digit]);
+                    }
+                }
+            }
+            float da = x.scales[row * x.scale_stride + v];
+            acc[row] = tail<MINIMUM_OF_SUB_UNITS, D>(acc[row], d, m, da, products + row * D, sums);
+        }
+    }
+};
+
+// The sum of the eight accumulators in the contract's order, in each of the eight lanes.
+static __device__ __forceinline__ float sum_of_lanes(float acc) {
+    u32 first = threadIdx.x % 32 / 8 * 8;
+    float s = __shfl_sync(FULL, acc, first);
+#pragma unroll
+    for (u32 i = 1; i < 8; i++) s = add(s, __shfl_sync(FULL, acc, first + i));
+    return s;
+}
+
+// `at`: quantized activations of `cols` columns, with room for `room` rows. Grid: (blocks of all parts, blocks of R rows of
+// activations); a block takes 4 rows of a matrix for each of its warps. `slab` is a multiple of 8 AHEAD.
+template <class F, int R, int D>
+static __device__ __forceinline__ void few_rows(const Step* step, u32 which, u32 room, u32 cols, u32 slab, u8* at,
+                                                const float* residual, const Parts& parts, F format) {
+    DYNAMIC_SHARED(shared);
+    u32 lane = threadIdx.x % 32, r = lane % 8, block = blockIdx.x, per = blockDim.x / 8;
+    Part part = part_of(parts, per, &block);
+    u32 own = block * per + threadIdx.x / 8, n = own < part.rows ? own : part.rows - 1;
+    u32 unit = format.unit(), units = cols / unit;
+    WeightRow row = weight_row(part.weights, part.rows, units, n, format.chunks(), F::SECOND, F::THIRD);
+    typename F::Unit w[F::AHEAD];
+#pragma unroll
+    for (u32 j = 0; j < F::AHEAD; j++)
+        if (r + 8 * j < units) w[j] = format.load(row, r + 8 * j);
+    wait_for_inputs();
+    let_next_begin();
+    u32 row0 = blockIdx.y * R, rows = step_rows(step, which);
+    if (row0 >= rows) return;
+    Quantized x = {at, room, cols, format.scale_unit(), D};
+    Staged to = staging(shared, R, D, slab, unit);
+    float acc[R];
+#pragma unroll
+    for (u32 i = 0; i < R; i++) acc[i] = 0.0f;
+    for (u32 first = 0; first < units; first += slab) {
+        u32 count = units - first < slab ? units - first : slab;
+        if (first) __syncthreads();
+        stage<R, D>(to, x, row0, first, count, unit);
+        __syncthreads();
+        for (u32 v = r; v < count; v += 8 * F::AHEAD) {
+#pragma unroll
+            for (u32 j = 0; j < F::AHEAD; j++)
+                if (v + 8 * j < count) format.template accumulate<R, D>(w[j], to, v + 8 * j, acc);
+            u32 next = first + v + 8 * F::AHEAD;
+#pragma unroll
+            for (u32 j = 0; j < F::AHEAD; j++)
+                if (next + 8 * j < units) w[j] = format.load(row, next + 8 * j);
+        }
+    }
+    // Lane r of the eight finishes row r.
+    float sum = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < R; i++) {
+        float s = sum_of_lanes(acc[i]);
+        if (r == i) sum = s;
+    }
+    if (r < R && row0 + r < rows && own < part.rows) finish(part, residual, row0 + r, n, sum);
+}
+
+// F::BLOCKS blocks of one row fit on a multiprocessor, as far as registers go.
+#define FEW_ROWS(name, F, R, D)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(256, R == 1 ? F::BLOCKS : 1)                                          \
+        name##_r##R##_d##D(const Step* step, u32 which, u32 room, u32 cols, u32 slab, u8* x, const float* residual,    \
+                           PARTS) {                                                                                    \
+        few_rows<F, R, D>(step, which, room, cols, slab, x, residual, PARTS_ARGUMENT, F());                            \
+    }
+
+// All products of a format.
+#define LINEAR(name, F)                                                                                                \
+    FEW_ROWS(name, F, 1, 1)                                                                                            \
+    FEW_ROWS(name, F, 2, 1)                                                                                            \
+    FEW_ROWS(name, F, 4, 1)                                                                                            \
+    FEW_ROWS(name, F, 8, 1)                                                                                            \
+    FEW_ROWS(name, F, 1, 2)                                                                                            \
+    FEW_ROWS(name, F, 2, 2)                                                                                            \
+    FEW_ROWS(name, F, 4, 2)                                                                                            \
+    FEW_ROWS(name, F, 8, 2)

@@ -1,0 +1,189 @@
+// Matrices of integer weights as they lie on the device (weights.rs makes them), and activations as products take them.
+//
+// A matrix is up to three planes, each row by row, each plane at a multiple of 256 bytes. The first holds chunks of 16
+// bytes: units go in groups of eight (the last group may be shorter), and chunk c of all units of a group comes before
+// chunk c + 1 of any. So eight lanes that own a unit each read neighbouring chunks. Further planes hold what is smaller than
+// a chunk, unit by unit.
+#pragma once
+#include "quantize.cuh"
+
+struct alignas(16) Words {
+    u32 at[4];
+};
+struct alignas(8) Pair {
+    u32 at[2];
+};
+
+// ---- Loads of weights, which nobody writes: chunks are not kept in the first cache, since each is read once.
+
+static __device__ __forceinline__ Words load_chunk(const u8* p) {
+    Words w;
+#ifndef INGLE_HOST
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(w.at[0]), "=r"(w.at[1]), "=r"(w.at[2]), "=r"(w.at[3])
+        : "l"(p));
+#else
+    w = *(const Words*)p;
+#endif
+    return w;
+}
+
+static __device__ __forceinline__ Pair load_pair(const u8* p) {
+    Pair w;
+#ifndef INGLE_HOST
+    asm("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(w.at[0]), "=r"(w.at[1]) : "l"(p));
+#else
+    w = *(const Pair*)p;
+#endif
+    return w;
+}
+
+static __device__ __forceinline__ u32 load_word(const u8* p) {
+#ifndef INGLE_HOST
+    u32 w;
+    asm("ld.global.nc.u32 %0, [%1];" : "=r"(w) : "l"(p));
+    return w;
+#else
+    return *(const u32*)p;
+#endif
+}
+
+static __device__ __forceinline__ u16 load_half(const u8* p) {
+#ifndef INGLE_HOST
+    u16 w;
+    asm("ld.global.nc.u16 %0, [%1];" : "=h"(w) : "l"(p));
+    return w;
+#else
+    return *(const u16*)p;
+#endif
+}
+
+static __device__ __forceinline__ u8 load_byte(const u8* p) {
+#ifndef INGLE_HOST
+    u32 w;
+    asm("ld.global.nc.u8 %0, [%1];" : "=r"(w) : "l"(p));
+    return (u8)w;
+#else
+    return *p;
+#endif
+}
+
+// ---- Rows and units.
+
+static __device__ __forceinline__ u64 up256(u64 n) { return (n + 255) / 256 * 256; }
+
+// Row n of a matrix.
+struct WeightRow {
+    const u8* chunks;
+    const u8* second;
+    const u8* third;
+    u32 units;
+};
+
+static __device__ __forceinline__ WeightRow weight_row(const u8* matrix, u32 rows, u32 units, u32 n, u32 chunks,
+                                                       u32 second_bytes, u32 third_bytes) {
+    u64 first = (u64)units * chunks * 16, second = (u64)units * second_bytes, third = (u64)units * third_bytes;
+    const u8* second_plane = matrix + up256(rows * first);
+    return {matrix + n * first, second_plane + n * second, second_plane + up256(rows * second) + n * third, units};
+}
+
+// Chunks of one unit: the first, and the bytes to the next.
+struct UnitChunks {
+    const u8* first;
+    u32 pitch;
+    __device__ __forceinline__ Words load(u32 c) const { return load_chunk(first + c * pitch); }
+};
+
+static __device__ __forceinline__ UnitChunks unit_chunks(const WeightRow& row, u32 u, u32 chunks) {
+    u32 group = u / 8, left = row.units - group * 8, pitch = (left < 8 ? left : 8) * 16;
+    return {row.chunks + (u64)group * chunks * 128 + u % 8 * 16, pitch};
+}
+
+// ---- Bytes of words.
+
+static __device__ __forceinline__ i32 signed_byte(u32 word, u32 i) { return (i32)(i8)(word >> (8 * i) & 255); }
+static __device__ __forceinline__ i32 byte_of(u32 word, u32 i) { return (i32)(word >> (8 * i) & 255); }
+
+// c + the products of 16 weights and 16 activations.
+static __device__ __forceinline__ i32 dot16(const u32* w, const Words& x, i32 c) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) c = __dp4a((i32)w[i], (i32)x.at[i], c);
+    return c;
+}
+
+// The values that the eight 4-bit codes of a word stand for, of a table of 16 bytes: of low halves of bytes, of high ones.
+static __device__ __forceinline__ void look_up(u32 codes, u32 t0, u32 t1, u32 t2, u32 t3, u32* low, u32* high) {
+    u32 in_half = codes & 0x77777777u, half = (codes >> 1 & 0x44444444u) | 0x32103210u;
+    u32 first = __byte_perm(__byte_perm(t0, t1, in_half), __byte_perm(t2, t3, in_half), half);
+    u32 last = __byte_perm(__byte_perm(t0, t1, in_half >> 16), __byte_perm(t2, t3, in_half >> 16), half >> 16);
+    *low = __byte_perm(first, last, 0x6420);
+    *high = __byte_perm(first, last, 0x7531);
+}
+
+// ---- The float tail of a unit.
+
+// How a format has a minimum (ingle_tensor::quant::Minimum).
+#define NO_MINIMUM 0
+#define MINIMUM_OF_UNIT 1
+#define MINIMUM_OF_SUB_UNITS 2
+
+// acc after a unit with scale d and minimum m, activations of scale da, and the integers of each digit.
+template <int MINIMUM, int D>
+static __device__ __forceinline__ float tail(float acc, float d, float m, float da, const i32* products,
+                                             const i32* minima) {
+    float s = mul(d, da);
+    if (D == 2) acc = fma(mul(128.0f, s), __int2float_rn(products[0]), acc);
+    acc = fma(s, __int2float_rn(products[D - 1]), acc);
+    if (MINIMUM == MINIMUM_OF_UNIT) {
+        if (D == 2) acc = fma(m, mul(mul(128.0f, da), __int2float_rn(minima[0])), acc);
+        acc = fma(m, mul(da, __int2float_rn(minima[D - 1])), acc);
+    }
+    if (MINIMUM == MINIMUM_OF_SUB_UNITS) {
+        float t = mul(m, da);
+        if (D == 2) acc = fma(mul(128.0f, t), __int2float_rn(minima[0]), acc);
+        acc = fma(t, __int2float_rn(minima[D - 1]), acc);
+    }
+    return acc;
+}
+
+// ---- Parts of one Linear.
+
+// A matrix and what becomes of its products.
+struct Part {
+    const u8* weights;
+    u32 rows;
+    const float* bias; // [rows], or null
+    float scale;       // of the tensor, else 1
+    float* y;          // [rows of activations][rows]
+};
+
+#define PART(i) const u8 *weights##i, u32 rows##i, const float *bias##i, float scale##i, float *to##i
+#define PARTS PART(0), PART(1), PART(2)
+#define PART_ARGUMENT(i) {weights##i, rows##i, bias##i, scale##i, to##i}
+
+struct Parts {
+    Part of[3];
+};
+#define PARTS_ARGUMENT (Parts{{PART_ARGUMENT(0), PART_ARGUMENT(1), PART_ARGUMENT(2)}})
+
+// The part that `block` works on, `per` rows of a matrix a block; `block` becomes its number within the part.
+static __device__ __forceinline__ Part part_of(const Parts& parts, u32 per, u32* block) {
+    Part part = parts.of[0];
+#pragma unroll
+    for (u32 i = 1; i < 3; i++) {
+        u32 before = (part.rows + per - 1) / per;
+        if (*block < before) break;
+        *block -= before;
+        part = parts.of[i];
+    }
+    return part;
+}
+
+// Writes y for row `row` of activations and row n of the matrix: the sum, scaled, with bias and residual.
+static __device__ __forceinline__ void finish(const Part& part, const float* residual, u32 row, u32 n, float sum) {
+    float y = mul(sum, part.scale);
+    if (part.bias) y = add(y, part.bias[n]);
+    u64 at = (u64)row * part.rows + n;
+    if (residual) y = add(residual[at], y);
+    part.y[at] = y;
+}

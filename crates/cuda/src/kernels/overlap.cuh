@@ -1,0 +1,20 @@
+// Kernels that begin before the one ahead of them has ended (programmatic dependent launch).
+//
+// A kernel that is launched so may read what no kernel writes, weights, before `wait_for_inputs`; everything else after it.
+// Every thread waits, those without work too: then a kernel that has ended has no unfinished one ahead of it.
+#pragma once
+#include "common.cuh"
+
+// Until the kernels ahead have ended and what they wrote can be read.
+static __device__ __forceinline__ void wait_for_inputs() {
+#if !defined(INGLE_HOST) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the kernel behind begin.
+static __device__ __forceinline__ void let_next_begin() {
+#if !defined(INGLE_HOST) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}

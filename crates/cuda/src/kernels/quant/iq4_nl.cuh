@@ -1,0 +1,20 @@
+// IQ4_NL: codes; d as f16.
+#pragma once
+#include "linear.cuh"
+#include "quant/iq4_levels.cuh"
+
+struct Iq4Nl : Units32<Iq4Nl, 1, 2, 0, 0, NO_MINIMUM, 8> {
+    struct Unit {
+        Words codes;
+        u16 d;
+    };
+    static __device__ __forceinline__ Unit load(const WeightRow& row, u32 u) {
+        UnitChunks chunks = unit_chunks(row, u, 1);
+        return {chunks.load(0), load_half(row.second + 2 * u)};
+    }
+    static __device__ __forceinline__ void codes(const Unit& w, u32* q) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) look_up(w.codes.at[i], IQ4_LEVELS, &q[i], &q[4 + i]);
+    }
+    static __device__ __forceinline__ float scale(const Unit& w) { return widen_f16(w.d); }
+};

@@ -1,0 +1,56 @@
+// IQ4_XS: eight chunks of codes as in the file; apart, the eight bytes that open a block: d, high and low bits of sub-scales.
+#pragma once
+#include "linear.cuh"
+#include "quant/iq4_levels.cuh"
+
+struct Iq4Xs {
+    static constexpr u32 SECOND = 8, THIRD = 0, AHEAD = 1, BLOCKS = 1;
+    static __device__ __forceinline__ u32 unit() { return 256; }
+    static __device__ __forceinline__ u32 scale_unit() { return 256; }
+    static __device__ __forceinline__ u32 chunks() { return 8; }
+    struct Unit {
+        Words codes[8];
+        Pair header;
+    };
+    static __device__ __forceinline__ Unit load(const WeightRow& row, u32 u) {
+        UnitChunks chunks = unit_chunks(row, u, 8);
+        Unit w;
+#pragma unroll
+        for (u32 c = 0; c < 8; c++) w.codes[c] = chunks.load(c);
+        w.header = load_pair(row.second + 8 * u);
+        return w;
+    }
+    // The scale of values [32 j, 32 j + 32): -32 to 31.
+    static __device__ __forceinline__ i32 sub_scale(const Unit& w, u32 j) {
+        u32 low = w.header.at[1] >> (4 * j) & 15, high = w.header.at[0] >> (16 + 2 * j) & 3;
+        return (i32)(low | high << 4) - 32;
+    }
+    // Their integers without it.
+    static __device__ __forceinline__ void run(const Unit& w, u32 j, u32* q) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) look_up(w.codes[j].at[i], IQ4_LEVELS, &q[i], &q[4 + i]);
+    }
+    template <int R, int D>
+    static __device__ __forceinline__ void accumulate(const Unit& w, const Staged& x, u32 v, float* acc) {
+        i32 products[R * D];
+#pragma unroll
+        for (u32 rd = 0; rd < R * D; rd++) products[rd] = 0;
+#pragma unroll
+        for (u32 j = 0; j < 8; j++) {
+            u32 q[8];
+            run(w, j, q);
+            i32 scale = sub_scale(w, j);
+#pragma unroll
+            for (u32 rd = 0; rd < R * D; rd++) {
+                i32 first = dot16(q, staged(x, rd, v, 2 * j, 16), 0);
+                products[rd] += scale * dot16(q + 4, staged(x, rd, v, 2 * j + 1, 16), first);
+            }
+        }
+        float d = widen_f16((u16)w.header.at[0]);
+#pragma unroll
+        for (u32 row = 0; row < R; row++) {
+            float da = x.scales[row * x.scale_stride + v];
+            acc[row] = tail<NO_MINIMUM, D>(acc[row], d, 0.0f, da, products + row * D, products);
+        }
+    }
+};

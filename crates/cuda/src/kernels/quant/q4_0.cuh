@@ -1,0 +1,18 @@
+// Q4_0: codes; d as f16.
+#pragma once
+#include "linear.cuh"
+
+struct Q4_0 : Units32<Q4_0, 1, 2, 0, 8, NO_MINIMUM, 8> {
+    struct Unit {
+        Words codes;
+        u16 d;
+    };
+    static __device__ __forceinline__ Unit load(const WeightRow& row, u32 u) {
+        UnitChunks chunks = unit_chunks(row, u, 1);
+        return {chunks.load(0), load_half(row.second + 2 * u)};
+    }
+    static __device__ __forceinline__ void codes(const Unit& w, u32* q) {
+        four_bits(w.codes, q);
+    }
+    static __device__ __forceinline__ float scale(const Unit& w) { return widen_f16(w.d); }
+};

@@ -1,0 +1,27 @@
+// Q4_K: a block of the file is nine chunks, in its order.
+#pragma once
+#include "linear.cuh"
+
+struct Q4K : UnitsK<Q4K, 9> {
+    struct Unit {
+        Words header;
+        Words codes[8];
+    };
+    static __device__ __forceinline__ Unit load(const WeightRow& row, u32 u) {
+        UnitChunks chunks = unit_chunks(row, u, 9);
+        Unit w;
+        w.header = chunks.load(0);
+#pragma unroll
+        for (u32 c = 0; c < 8; c++) w.codes[c] = chunks.load(1 + c);
+        return w;
+    }
+    // Of each 32 bytes, the low halves are 32 values and the high halves the 32 after.
+    static __device__ __forceinline__ void group(const Unit& w, u32 g, u32* q) {
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) {
+            u32 codes = w.codes[2 * g + i / 4].at[i % 4];
+            q[i] = codes & 0x0F0F0F0Fu;
+            q[8 + i] = codes >> 4 & 0x0F0F0F0Fu;
+        }
+    }
+};

@@ -1,0 +1,20 @@
+// Q5_1: low four bits of codes; fifth bits, then d and m as f16.
+#pragma once
+#include "linear.cuh"
+
+struct Q5_1 : Units32<Q5_1, 1, 8, 0, 0, MINIMUM_OF_UNIT, 8> {
+    struct Unit {
+        Words codes;
+        Pair high_and_scales;
+    };
+    static __device__ __forceinline__ Unit load(const WeightRow& row, u32 u) {
+        UnitChunks chunks = unit_chunks(row, u, 1);
+        return {chunks.load(0), load_pair(row.second + 8 * u)};
+    }
+    static __device__ __forceinline__ void codes(const Unit& w, u32* q) {
+        four_bits(w.codes, q);
+        fifth_bits(w.high_and_scales.at[0], q);
+    }
+    static __device__ __forceinline__ float scale(const Unit& w) { return widen_f16((u16)w.high_and_scales.at[1]); }
+    static __device__ __forceinline__ float minimum(const Unit& w) { return widen_f16((u16)(w.high_and_scales.at[1] >> 16)); }
+};

@@ -1,0 +1,19 @@
+// Q8_0, and Q8_1 without its sums: 32 signed bytes; d as f16.
+#pragma once
+#include "linear.cuh"
+
+struct Q8_0 : Units32<Q8_0, 2, 2, 0, 0, NO_MINIMUM, 4> {
+    struct Unit {
+        Words codes[2];
+        u16 d;
+    };
+    static __device__ __forceinline__ Unit load(const WeightRow& row, u32 u) {
+        UnitChunks chunks = unit_chunks(row, u, 2);
+        return {{chunks.load(0), chunks.load(1)}, load_half(row.second + 2 * u)};
+    }
+    static __device__ __forceinline__ void codes(const Unit& w, u32* q) {
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) q[i] = w.codes[i / 4].at[i % 4];
+    }
+    static __device__ __forceinline__ float scale(const Unit& w) { return widen_f16(w.d); }
+};

@@ -1,0 +1,362 @@
+//! Bits of quantization and of products, on the stand-in, against the contract's definitions in `ingle_graph`.
+
+#[path = "shim/bits.rs"]
+mod bits;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use bits::{assert_bits, bytes, floats, numbers};
+use ingle_cuda::driver::{Buffer, Context, Function, Module, Span, Stream};
+use ingle_cuda::kernels::linear::{self, Part};
+use ingle_cuda::kernels::quantize::{self, Outputs};
+use ingle_cuda::kernels::{Issue, SOURCES};
+use ingle_cuda::stand_in::StandIn;
+use ingle_cuda::step::StepLayout;
+use ingle_cuda::weights::{Matrix, MatrixLayout, Staging};
+use ingle_graph::op::{Weight, WeightUse};
+use ingle_graph::quantize::{Layout, quantize_row};
+use ingle_graph::{Activation, Bucket, Inputs, Rows, reference};
+use ingle_tensor::{DType, quant};
+
+/// What runs kernels on this machine, each loaded once.
+struct Device {
+    stand_in: StandIn,
+    context: Context,
+    stream: Stream,
+    staging: RefCell<Staging>,
+    functions: RefCell<BTreeMap<&'static str, Function>>,
+}
+
+impl Device {
+    /// `None`, with a word about it, where there is no g++.
+    fn new() -> Option<Self> {
+        let stand_in = StandIn::new("bits of quantization and products")?;
+        let context = Context::new(stand_in.driver(), 0).expect("it has a device");
+        let (stream, staging) =
+            (Stream::new(&context).expect("a stream"), Staging::new(&context).expect("memory"));
+        let (staging, functions) = (RefCell::new(staging), RefCell::default());
+        Some(Self { stand_in, context, stream, staging, functions })
+    }
+
+    fn buffer(&self, bytes: &[u8]) -> Buffer {
+        let buffer = Buffer::new(&self.context, bytes.len()).expect("memory");
+        self.stream.write(buffer.all(), bytes).expect("copies");
+        buffer
+    }
+
+    fn read(&self, span: Span<'_>) -> Vec<u8> {
+        let mut bytes = vec![0; span.bytes()];
+        self.stream.read(&mut bytes, span).expect("copies");
+        bytes
+    }
+
+    fn matrix(&self, weight: &Weight, integers: bool, data: &[u8]) -> Matrix {
+        let mut staging = self.staging.borrow_mut();
+        Matrix::load(&self.context, &self.stream, &mut staging, weight, integers, data).expect("it is loaded")
+    }
+
+    /// Runs launches; twice, in opposite orders of threads, and both must leave the same in these outputs.
+    fn run(&self, issues: &[Issue<'_>], outputs: &[Span<'_>]) -> Vec<Vec<u8>> {
+        let mut functions = self.functions.borrow_mut();
+        let before: Vec<Vec<u8>> = outputs.iter().map(|span| self.read(*span)).collect();
+        let [forwards, backwards] = [false, true].map(|reversed| {
+            self.stand_in.set_reversed(reversed);
+            for (span, bytes) in outputs.iter().zip(&before) {
+                self.stream.write(*span, bytes).expect("copies");
+            }
+            for Issue { entry, shape, arguments } in issues {
+                let function = functions.entry(entry.name).or_insert_with(|| {
+                    let source = SOURCES.iter().find(|source| source.entries.contains(entry));
+                    let source = source.expect("a file has it");
+                    let cubin = self.stand_in.compiler().cubin(source, "sm_90a").expect("compiles");
+                    let module = Module::load(&self.context, &cubin.bytes).expect("loads");
+                    module.function(*entry).expect("it is there")
+                });
+                function.allow_shared(shape.shared_bytes).expect("the device has as much");
+                let launched = self.stream.launch(function, shape, arguments);
+                launched.unwrap_or_else(|error| panic!("{error}"));
+            }
+            outputs.iter().map(|span| self.read(*span)).collect::<Vec<_>>()
+        });
+        assert!(forwards == backwards, "{}: depends on the order of threads", issues[0].entry.name);
+        forwards
+    }
+}
+
+/// The data of a step of `t` tokens in a bucket with room for `room`.
+fn step(t: usize, room: usize) -> Vec<u8> {
+    let layout = StepLayout::new(Bucket { t: room, s: 1, r: 1 }, &[]).expect("it fits");
+    let (tokens, wanted) = (vec![0; t], vec![0]);
+    let inputs =
+        Inputs { positions: tokens.clone(), sequences: tokens.clone(), tokens, wanted, kv: Vec::new() };
+    let mut blob = vec![0xFF; layout.bytes()];
+    layout.fill(&inputs, None, &mut blob).expect("it fits");
+    blob
+}
+
+/// Rows, and poison in the rest of the bucket.
+fn padded(x: &[f32], cols: usize, room: usize) -> Vec<u8> {
+    let mut bytes = bytes(x);
+    bytes.resize(room * cols * 4, 0xFF);
+    bytes
+}
+
+/// Rows quantized by the definition; what is beyond them is poison: NaN as scales.
+fn quantized(layout: &Layout, x: &[f32]) -> Vec<u8> {
+    let mut out = vec![0xFF; layout.bytes()];
+    x.chunks(layout.cols).enumerate().for_each(|(row, x)| quantize_row(layout, x, row, &mut out));
+    out
+}
+
+/// NaN scales as one NaN.
+fn canonical(layout: &Layout, bytes: &[u8]) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    let scales = layout.scale_offset(0)..layout.scale_offset(layout.rows);
+    for scale in bytes[scales].as_chunks_mut::<4>().0 {
+        if f32::from_le_bytes(*scale).is_nan() {
+            *scale = f32::NAN.to_le_bytes();
+        }
+    }
+    bytes
+}
+
+#[test]
+fn quantized_values_have_the_bytes_of_the_definition() {
+    let Some(device) = Device::new() else { return };
+    let (t, room) = (3, 5);
+    for cols in [32, 576, 300, 2304, 7] {
+        let mut x = numbers(11, t * cols, true);
+        // A unit of zeros, one too small, one at the limit.
+        for (start, value) in [(0, 0.0), (cols, 1e-31), (2 * cols, f32::from_bits(27 << 23))] {
+            x[start..start + cols.min(32)].fill(value);
+        }
+        let (other, weight) = (numbers(12, t * cols, true), numbers(13, cols, false));
+        let blob = device.buffer(&step(t, room));
+        let [x_at, other_at] = [&x, &other].map(|x| device.buffer(&padded(x, cols, room)));
+        let (weight_at, y_at) = (device.buffer(&bytes(&weight)), device.buffer(&vec![0xFF; room * cols * 4]));
+        let layouts = [(32, 1), (64, 2), (128, 2), (256, 1)];
+        let layouts = layouts.map(|(unit, digits)| Layout::new(room, cols, unit, digits));
+        let to = layouts.map(|layout| device.buffer(&vec![0xFF; layout.bytes()]));
+        let pairs: Vec<(Span<'_>, Layout)> = to.iter().map(Buffer::all).zip(layouts).collect();
+        let spans: Vec<Span<'_>> = [&y_at].into_iter().chain(&to).map(Buffer::all).collect();
+        let check = |issues: &[Issue<'_>], plain: bool, want: &[f32]| {
+            let name = issues[0].entry.name;
+            let back = device.run(issues, &spans);
+            for (got, layout) in back[1..].iter().zip(&layouts) {
+                let (got, want) = (canonical(layout, got), canonical(layout, &quantized(layout, want)));
+                let at = got.iter().zip(&want).position(|(a, b)| a != b);
+                assert_eq!(at, None, "{name}: first byte that differs, {layout:?}");
+                assert!(want.iter().any(|&byte| byte != 0xFF), "{name}: nothing was to be written");
+            }
+            let y = floats(&back[0]);
+            let (rows, rest) = y.split_at(if plain { t * cols } else { 0 });
+            assert_bits(name, rows, &want[..rows.len()]);
+            assert!(rest.iter().all(|y| y.to_bits() == u32::MAX), "{name}: padding");
+        };
+        let made = quantize::issues(blob.all(), Rows::T, room, cols, x_at.all(), &pairs);
+        check(&made.expect("it is planned"), false, &x);
+        for f32 in [None, Some(y_at.all())] {
+            let outputs = Outputs { f32, quantized: pairs.clone() };
+            for act in [Activation::Silu, Activation::GeluTanh, Activation::GeluErf] {
+                let both = [x_at.all(), other_at.all()];
+                let made = quantize::glu(blob.all(), Rows::T, [room, cols], act, both, &outputs);
+                let want = x.iter().zip(&other).map(|(&g, u)| reference::activate(act, g) * u);
+                check(&[made.expect("it is planned")], f32.is_some(), &want.collect::<Vec<_>>());
+            }
+            let from = [x_at.all(), weight_at.all()];
+            let made = quantize::norm(blob.all(), Rows::T, [room, cols], 1e-6, from, &outputs);
+            let want = x.chunks(cols).flat_map(|x| reference::rms_norm(x, &weight, 1e-6));
+            check(&[made.expect("it is planned")], f32.is_some(), &want.collect::<Vec<_>>());
+        }
+    }
+}
+
+/// What a product adds to the sum.
+#[derive(Clone, Copy, Debug)]
+struct Extras {
+    bias: bool,
+    scale: bool,
+    residual: bool,
+}
+
+const EXTRAS: [Extras; 4] = [
+    Extras { bias: false, scale: false, residual: false },
+    Extras { bias: true, scale: false, residual: true },
+    Extras { bias: true, scale: true, residual: false },
+    Extras { bias: false, scale: false, residual: true },
+];
+
+/// Most rows of a matrix here.
+const MATRIX_ROWS: usize = 42;
+
+/// Rows of a matrix as stored, the first of those that are encoded once: some encoders try a great many codes.
+fn stored(dtype: DType, rows: usize, cols: usize) -> Vec<u8> {
+    static ENCODED: Mutex<BTreeMap<(&str, usize), Vec<u8>>> = Mutex::new(BTreeMap::new());
+    let row_bytes = cols / dtype.block_len() * dtype.block_bytes();
+    let mut encoded = ENCODED.lock().expect("no test panicked with it");
+    let data = encoded.entry((dtype.name(), cols)).or_insert_with(|| {
+        let mut data = vec![0; MATRIX_ROWS * row_bytes];
+        let values = numbers(cols as u64, MATRIX_ROWS * cols, false);
+        for (row, values) in data.chunks_mut(row_bytes).zip(values.chunks(cols)) {
+            assert!(quant::encode_row(dtype, values, row), "{dtype} can be encoded");
+        }
+        data
+    });
+    data[..rows * row_bytes].to_vec()
+}
+
+/// Products of `t` rows, in a bucket of `room`, with matrices of these rows in one launch.
+struct Case {
+    dtype: DType,
+    cols: usize,
+    rows: Vec<usize>,
+    t: usize,
+    room: usize,
+    /// Digits of activations, 0 for f32.
+    digits: usize,
+    extras: Extras,
+}
+
+impl Case {
+    fn check(&self, device: &Device) {
+        let &Self { dtype, cols, t, room, digits, extras, .. } = self;
+        let what =
+            format!("{dtype} {:?} x {cols}, {t} of {room} rows, {digits} digits, {extras:?}", self.rows);
+        let seed = (t * 31 + digits) as u64;
+        let mut x = numbers(seed, t * cols, false);
+        // A row that is not finite makes its own outputs NaN and no others.
+        if t > 2 {
+            x[cols + cols / 2] = if digits == 1 { f32::INFINITY } else { f32::NAN };
+        }
+        let integers = digits > 0;
+        let layout = integers.then(|| Layout::new(room, cols, dtype.block_len(), digits));
+        let activations = match &layout {
+            Some(layout) => quantized(layout, &x),
+            None => padded(&x, cols, room),
+        };
+        let (blob, x_at) = (device.buffer(&step(t, room)), device.buffer(&activations));
+        let scale = extras.scale.then_some(0.37f32);
+        let mut matrices = Vec::new();
+        let mut wants = Vec::new();
+        for &rows in &self.rows {
+            let (name, used) = (String::from("w"), WeightUse::Matrix);
+            let weight = Weight { name, dtype, rows, cols, used, offset: 0.0 };
+            let data = stored(dtype, rows, cols);
+            let (bias, residual) = (numbers(seed + 7, rows, false), numbers(seed + 8, t * rows, false));
+            matrices.push((
+                device.matrix(&weight, integers, &data),
+                device.buffer(&bytes(&bias)),
+                device.buffer(&padded(&residual, rows, room)),
+                device.buffer(&vec![0xFF; room * rows * 4]),
+            ));
+            let mut want = vec![0.0; t * rows];
+            for (n, data) in data.chunks(data.len() / rows).enumerate() {
+                let mut integer_row = reference::IntRow::default();
+                let mut decoded = vec![0.0; cols];
+                match quant::format(dtype).filter(|_| integers) {
+                    Some(format) => integer_row.read(data, format),
+                    None => quant::decode_row(dtype, data, &mut decoded),
+                }
+                for row in 0..t {
+                    let mut v = match &layout {
+                        Some(layout) => integer_row.dot(&activations, layout, row),
+                        None => reference::dot(&decoded, &x[row * cols..(row + 1) * cols]),
+                    };
+                    v = scale.map_or(v, |scale| v * scale);
+                    v = if extras.bias { v + bias[n] } else { v };
+                    v = if extras.residual { residual[row * rows + n] + v } else { v };
+                    want[row * rows + n] = v;
+                }
+            }
+            wants.push(want);
+        }
+        let parts = matrices.iter().map(|(matrix, bias, residual, y)| Part {
+            matrix,
+            scale,
+            bias: extras.bias.then(|| bias.all()),
+            x: x_at.all(),
+            layout,
+            residual: extras.residual.then(|| residual.all()),
+            y: y.all(),
+        });
+        let issues =
+            linear::issues(blob.all(), Rows::T, room, &parts.collect::<Vec<_>>()).expect("it is planned");
+        assert_eq!(issues.len(), 1, "{what}: one launch");
+        let outputs: Vec<Span<'_>> = matrices.iter().map(|(.., y)| y.all()).collect();
+        for (got, want) in device.run(&issues, &outputs).iter().zip(&wants) {
+            let got = floats(got);
+            let (rows, rest) = got.split_at(want.len());
+            assert_bits(&what, rows, want);
+            assert!(rest.iter().all(|y| y.to_bits() == u32::MAX), "{what}: rows that the step has not");
+        }
+    }
+}
+
+/// Rows of a step and of its bucket.
+const ROWS: [(usize, usize); 5] = [(1, 1), (3, 4), (8, 8), (17, 32), (64, 64)];
+
+#[test]
+fn integer_products_have_the_bits_of_the_reference() {
+    let Some(device) = Device::new() else { return };
+    for (i, format) in quant::FORMATS.iter().enumerate() {
+        let block = format.dtype.block_len();
+        // More units than go in one slab, and not whole groups of eight.
+        let cols = if block <= 64 { 69 * block } else { 11 * block };
+        for (j, (t, room)) in ROWS.into_iter().enumerate() {
+            for digits in [1, 2] {
+                let extras = EXTRAS[(i + j + digits) % 4];
+                // A matrix whose rows fill no block, next to one that fills several.
+                let rows = if extras.residual { vec![11] } else { vec![5, 37] };
+                Case { dtype: format.dtype, cols, rows, t, room, digits, extras }.check(&device);
+            }
+        }
+    }
+}
+
+#[test]
+fn few_units_and_three_parts_have_the_bits_of_the_reference() {
+    let Some(device) = Device::new() else { return };
+    for dtype in [DType::Q4_0, DType::Q5_0, DType::Q8_0, DType::MXFP4, DType::Q4K, DType::Q6K, DType::NVFP4] {
+        for units in [1, 3, 8] {
+            let (cols, rows) = (units * dtype.block_len(), vec![1, 40, 9]);
+            Case { dtype, cols, rows, t: 2, room: 2, digits: 1, extras: EXTRAS[2] }.check(&device);
+        }
+    }
+}
+
+#[test]
+fn float_products_have_the_bits_of_the_reference() {
+    let Some(device) = Device::new() else { return };
+    for (dtype, sizes) in [
+        (DType::F32, vec![7, 1610]),
+        (DType::F16, vec![7, 96, 1610]),
+        (DType::BF16, vec![7, 1000]),
+        (DType::F64, vec![33]),
+        (DType::Q4K, vec![512]),
+    ] {
+        for (i, cols) in sizes.into_iter().enumerate() {
+            for (j, (t, room)) in ROWS.into_iter().enumerate() {
+                let extras = EXTRAS[(i + j) % 4];
+                let rows = if extras.residual { vec![19] } else { vec![5, 37, 42] };
+                Case { dtype, cols, rows, t, room, digits: 0, extras }.check(&device);
+            }
+        }
+    }
+}
+
+/// Sizes that placement counts with are those that are needed.
+#[test]
+fn matrices_take_the_bytes_that_are_planned() {
+    let bytes = |dtype, rows, cols| MatrixLayout::new(dtype, rows, cols, true).expect("a shape").bytes();
+    assert_eq!(bytes(DType::Q4K, 4096, 4096), 4096 * 16 * 144);
+    assert_eq!(bytes(DType::Q6K, 4096, 4096), 4096 * 16 * 210);
+    assert_eq!(bytes(DType::Q4_0, 3, 64), 256 + 256);
+    assert_eq!(bytes(DType::BF16, 3, 100), (3 * 104 * 2usize).next_multiple_of(256));
+    let widened = MatrixLayout::new(DType::Q4_0, 2, 32, false).expect("a shape");
+    assert_eq!((widened.bytes(), widened.unit()), (256, None));
+    for (rows, cols) in [(0, 32), (1, 0), (1, 33), (usize::MAX, 32)] {
+        assert!(MatrixLayout::new(DType::Q4_0, rows, cols, true).is_err(), "[{rows}, {cols}]");
+    }
+}
