@@ -34,7 +34,7 @@ use workload::{Sample, Test, Work};
 /// A test that takes a longer context than the model was made for, with the numbers, before anything is loaded.
 pub fn bench(flags: &Bench) -> Result<()> {
     let tests = tests(flags)?;
-    session::require_cpu(&flags.device)?;
+    session::require_device(&flags.device)?;
     let path = session::resolve(flags.model.named())?;
     let start = Instant::now();
     let checkpoint = Arc::new(session::open_files(&path)?);
@@ -44,7 +44,7 @@ pub fn bench(flags: &Bench) -> Result<()> {
     }
     let options = |graph: &Graph| PlanOptions {
         numerics: flags.numerics,
-        float: session::float(flags.numerics, graph),
+        float: session::float(flags.device.device, flags.numerics, graph),
         kv: flags.kv,
         activations: flags.activations,
         ..PlanOptions::default()
@@ -85,12 +85,15 @@ pub fn bench(flags: &Bench) -> Result<()> {
     drop(engine);
     let threads = session::threads(&flags.device);
     let step_bytes = works.iter().map(|work| work.step_bytes).fold(0.0, f64::max);
-    let limits = limits::measure(threads, step_bytes as usize).map_err(|error| {
-        Error::Refused(format!(
-            "the system refuses one of {threads} threads to measure this machine with ({error}): give fewer with \
-             --threads, or raise its limits (ulimit -u and -v)"
-        ))
-    })?;
+    let limits = match session::cuda_options(&flags.device) {
+        Some(options) => limits::of_gpu(&options, step_bytes as usize)?,
+        None => limits::measure(threads, step_bytes as usize).map_err(|error| {
+            Error::Refused(format!(
+                "the system refuses one of {threads} threads to measure this machine with ({error}): give fewer with \
+                 --threads, or raise its limits (ulimit -u and -v)"
+            ))
+        })?,
+    };
 
     let outcomes: Vec<Outcome> = tests
         .iter()

@@ -42,7 +42,7 @@ const LINE_BYTES_MAX: u64 = 16 << 20;
 /// person has seen that they did.
 pub fn chat(flags: &Chat) -> Result<()> {
     let sampling = flags.sampling.settings()?;
-    session::require_cpu(&flags.device)?;
+    session::require_device(&flags.device)?;
     let session = session::open(flags.model.named(), &flags.device, &flags.plan)?;
     if session.handle.language().template().map_err(ingle_engine::handle::Error::from)?.is_none() {
         return Err(Error::Refused(format!(

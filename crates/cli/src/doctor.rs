@@ -136,7 +136,10 @@ fn gpus(survey: &Survey) -> Vec<Finding> {
             }
         }
     }
-    findings.push(missing("CUDA", format!("not used: {}", why_not_cuda(survey))));
+    findings.push(match survey.obstacle() {
+        Some(error) => missing("CUDA", format!("not used: {error}")),
+        None => well("CUDA", "--device cuda runs models on it; auto is the CPU"),
+    });
     findings
 }
 
@@ -153,15 +156,6 @@ fn gpu((device, check): &(Device, ingle_cuda::Result<()>)) -> Finding {
     match check {
         Ok(()) => well("GPU", said),
         Err(error) => missing("GPU", format!("{said}; not used: {error}")),
-    }
-}
-
-/// Why models do not run on a GPU: this version, and what this machine lacks besides.
-pub fn why_not_cuda(survey: &Survey) -> String {
-    let version = "this version runs on the CPU only";
-    match survey.obstacle() {
-        Some(error) => format!("{version}, and here is {error}"),
-        None => format!("{version}, though this machine has all that CUDA takes"),
     }
 }
 

@@ -149,13 +149,13 @@ pub struct DeviceFlags {
         long,
         value_name = "DEVICE",
         default_value = "auto",
-        help = "cpu, cuda[:N] or auto; this version runs on the CPU only, so auto is cpu and cuda is refused"
+        help = "cpu, cuda[:N] (an NVIDIA GPU, see ingle doctor) or auto, which is the CPU"
     )]
     pub device: Device,
     #[arg(short, long, value_name = "THREADS", value_parser = threads(),
         help = format!("Threads, 1 to {} here, of which one for each processor works; the default is one for each physical core", ingle_cpu::threads_max()))]
     pub threads: Option<u16>,
-    /// Bytes of GPU memory to use; refused, as this version runs on the CPU only
+    /// Bytes of GPU memory to use; refused, as no model is split between GPU and CPU yet
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub gpu_memory: Option<u64>,
 }
@@ -366,11 +366,15 @@ pub struct Bench {
 pub struct Verify {
     #[command(flatten)]
     pub model: ModelWord,
-    /// Reference: logits and tokens that another implementation computed from the same weights
+    /// Reference: logits and tokens that another implementation computed from the same weights. Without it, a GPU
+    /// (--device cuda) is compared with the CPU in exact mode: every hidden state and logit as bits
     #[arg(long, value_name = "FILE")]
-    pub against: PathBuf,
-    /// Replayed graphs against eager execution; refused, as only a GPU has graphs to replay
-    #[arg(long)]
+    pub against: Option<PathBuf>,
+    /// Tokens to generate in a comparison with a GPU; 64 unless said otherwise
+    #[arg(short = 'n', long, value_name = "TOKENS", conflicts_with = "against")]
+    pub generate: Option<u16>,
+    /// Compare a GPU's replayed graphs with eager execution, over 256 tokens unless -n says otherwise
+    #[arg(long, conflicts_with = "against")]
     pub replay: bool,
     /// Print every comparison as JSON
     #[arg(long)]

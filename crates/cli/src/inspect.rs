@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
 use crate::files;
-use crate::flags::Inspect;
+use crate::flags::{Device, Inspect};
 use crate::session;
 use crate::term::{Paint, bytes, plain, thousands};
 
@@ -100,7 +100,7 @@ impl Memory {
 
 impl Plan {
     fn new(model: Model, flags: &Inspect) -> Result<Self> {
-        let options = session::plan_options(&flags.options, &model.graph);
+        let options = session::plan_options(Device::Auto, &flags.options, &model.graph);
         let engine = EngineOptions::default();
         let context = session::context(&model, flags.options.context);
         let kv = kv_plan(&model.graph, context, 1, engine.chunk);

@@ -19,7 +19,7 @@ use crate::term::{self, bytes};
 /// Answers one prompt: streamed, or as one JSON object.
 pub fn run(flags: &Run) -> Result<()> {
     let sampling = flags.sampling.settings()?;
-    session::require_cpu(&flags.device)?;
+    session::require_device(&flags.device)?;
     if flags.logprobs > 0 && !flags.json {
         return Err(Error::Usage(
             "--logprobs is part of the JSON object: add --json, or leave it out".into(),

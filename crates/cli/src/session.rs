@@ -9,6 +9,7 @@ use std::time::Instant;
 use ingle_cpu::{Cpu, CpuOptions, Isa};
 use ingle_cuda::compile::Search;
 use ingle_cuda::survey::survey;
+use ingle_cuda::{Cuda, CudaOptions};
 use ingle_engine::handle::{Handle, Language, Reply};
 use ingle_engine::runner::{Runner, kv_bytes, kv_plan};
 use ingle_engine::step::{Engine, EngineOptions};
@@ -16,10 +17,9 @@ use ingle_graph::{Backend, Bucket, FloatArithmetic, Graph, Numerics, PlanOptions
 use ingle_models::Model;
 use ingle_tensor::Checkpoint;
 
-use crate::doctor::why_not_cuda;
 use crate::error::{Error, Result};
 use crate::flags::{Device, DeviceFlags, PlanFlags};
-use crate::source::{self, Spec};
+use crate::source::{self, Cache, Spec};
 use crate::sys;
 use crate::term::{self, bytes};
 use crate::threads::Work;
@@ -53,26 +53,46 @@ pub fn open_files(path: &Path) -> Result<Checkpoint> {
     })
 }
 
-/// Refuses what this version has no device for.
+/// Refuses a device that this machine lacks, before anything is read.
 ///
 /// # Errors
-/// A GPU, or memory on one, by name: bad usage.
-pub fn require_cpu(flags: &DeviceFlags) -> Result<()> {
+/// A GPU that cannot be used, with the reason, or memory on one: bad usage.
+pub fn require_device(flags: &DeviceFlags) -> Result<()> {
     if let Device::Cuda { index } = flags.device {
-        let why = why_not_cuda(&survey(&Search::from_env()));
-        return Err(Error::Usage(format!("--device cuda:{index}: {why}; leave --device out, or give cpu")));
+        if let Some(error) = survey(&Search::from_env()).obstacle() {
+            return Err(Error::Usage(format!(
+                "--device cuda:{index}: {error}; or leave --device out: see ingle doctor"
+            )));
+        }
     }
     if flags.gpu_memory.is_some() {
-        return Err(Error::Usage("--gpu-memory: this version runs on the CPU only; leave it out".into()));
+        return Err(Error::Usage(
+            "--gpu-memory: a model is not split between GPU and CPU yet; leave it out".into(),
+        ));
     }
     Ok(())
 }
 
 /// A device with nothing loaded.
 pub fn backend(flags: &DeviceFlags) -> Result<Box<dyn Backend>> {
-    require_cpu(flags)?;
+    require_device(flags)?;
     warn_of_threads(flags);
-    Ok(cpu(flags)?)
+    Ok(device(flags)?)
+}
+
+/// The same, without the checks that come before anything is read.
+pub fn device(flags: &DeviceFlags) -> ingle_graph::Result<Box<dyn Backend>> {
+    match cuda_options(flags) {
+        Some(options) => Ok(Box::new(Cuda::new(&options)?)),
+        None => cpu(flags),
+    }
+}
+
+/// Which GPU, if one was asked for.
+pub fn cuda_options(flags: &DeviceFlags) -> Option<CudaOptions> {
+    let Device::Cuda { index } = flags.device else { return None };
+    let cache = Cache::from_env().ok().map(|cache| cache.kernels());
+    Some(CudaOptions { device: index as usize, cache, search: Search::from_env(), eager: false })
 }
 
 /// The host with nothing loaded.
@@ -99,16 +119,19 @@ fn warn_of_threads(flags: &DeviceFlags) {
     }
 }
 
-/// The float arithmetic that a mode stands for on the host, as [`cpu`] makes it, for this model.
-pub fn float(numerics: Numerics, graph: &Graph) -> FloatArithmetic {
-    Isa::detect().float_for(numerics, graph)
+/// The float arithmetic that a mode stands for on a device, as [`device`] makes it, for this model.
+pub fn float(device: Device, numerics: Numerics, graph: &Graph) -> FloatArithmetic {
+    match device {
+        Device::Cuda { .. } => FloatArithmetic::F32x32,
+        _ => Isa::detect().float_for(numerics, graph),
+    }
 }
 
 /// The options of every program of a model.
-pub fn plan_options(flags: &PlanFlags, graph: &Graph) -> PlanOptions {
+pub fn plan_options(device: Device, flags: &PlanFlags, graph: &Graph) -> PlanOptions {
     PlanOptions {
         numerics: flags.numerics,
-        float: float(flags.numerics, graph),
+        float: float(device, flags.numerics, graph),
         kv: flags.kv,
         activations: flags.activations,
         ..PlanOptions::default()
@@ -179,13 +202,19 @@ fn weights_to_check(path: &Path) -> String {
 
 /// Opens a model for one conversation: the device packs weights while another thread builds the tokenizer.
 pub fn open(model: Option<&Spec>, device: &DeviceFlags, plan: &PlanFlags) -> Result<Session> {
-    require_cpu(device)?;
+    require_device(device)?;
     let path = resolve(model)?;
     let start = Instant::now();
     let checkpoint = Arc::new(open_files(&path)?);
     let (language, loaded) = thread::scope(|scope| {
         let language = Work::begin(scope, || Language::open(&checkpoint));
-        let loaded = load(&checkpoint, backend(device), |graph| plan_options(plan, graph), plan.context, 1);
+        let loaded = load(
+            &checkpoint,
+            backend(device),
+            |graph| plan_options(device.device, plan, graph),
+            plan.context,
+            1,
+        );
         (language.end(), loaded)
     });
     let language = language?;

@@ -3,7 +3,11 @@
 use std::io::{Write, stdout};
 use std::sync::Arc;
 
+use ingle_cuda::{Cuda, CudaOptions};
+use ingle_engine::parity::{self, Difference, Parity};
 use ingle_engine::verify::{self, Check, Miss, Report};
+use ingle_graph::{Backend, PlanOptions};
+use ingle_tensor::Checkpoint;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
@@ -36,16 +40,12 @@ pub fn arms() -> String {
 /// # Errors
 /// [`Error::Differs`] when one is outside its limit.
 pub fn verify(flags: &Verify) -> Result<()> {
-    if flags.replay {
-        return Err(Error::Usage(
-            "--replay compares graphs of a GPU; this version runs on the CPU only".into(),
-        ));
-    }
-    session::require_cpu(&flags.device)?;
+    session::require_device(&flags.device)?;
     let path = session::resolve(flags.model.named())?;
     let checkpoint = Arc::new(session::open_files(&path)?);
-    files::require(&flags.against, REFERENCE_BYTES_MAX)?;
-    let tensors = flags.against.with_extension("safetensors");
+    let Some(against) = &flags.against else { return devices(flags, &checkpoint) };
+    files::require(against, REFERENCE_BYTES_MAX)?;
+    let tensors = against.with_extension("safetensors");
     if tensors.exists() {
         files::require(&tensors, REFERENCE_BYTES_MAX)?;
     }
@@ -54,8 +54,7 @@ pub fn verify(flags: &Verify) -> Result<()> {
         counter.set_length(total);
         counter.set_position(done);
     };
-    let report =
-        verify::against(&checkpoint, &flags.against, &mut || session::cpu(&flags.device), &mut watch);
+    let report = verify::against(&checkpoint, against, &mut || session::device(&flags.device), &mut watch);
     counter.finish_and_clear();
     let report = report?;
     if flags.json {
@@ -67,6 +66,59 @@ pub fn verify(flags: &Verify) -> Result<()> {
     match report.passed() {
         true => Ok(()),
         false => Err(Error::Differs { failed, made: report.checks.len() }),
+    }
+}
+
+/// Compares a GPU with the CPU, or its graphs with eager execution.
+fn devices(flags: &Verify, checkpoint: &Arc<Checkpoint>) -> Result<()> {
+    let Some(options) = session::cuda_options(&flags.device) else {
+        return Err(Error::Usage(
+            "verify compares a model with a reference (--against FILE) or a GPU with the CPU (--device cuda): give one"
+                .into(),
+        ));
+    };
+    let counter = term::counter("comparing tokens", 0);
+    let mut watch = |done, total| {
+        counter.set_length(total);
+        counter.set_position(done);
+    };
+    let eager = CudaOptions { eager: true, ..options };
+    let mut first = || match flags.replay {
+        true => Ok(Box::new(Cuda::new(&eager)?) as Box<dyn Backend>),
+        false => session::cpu(&flags.device),
+    };
+    let names = if flags.replay { ["eager", "replayed"] } else { ["on the CPU", "on the GPU"] };
+    let generated = usize::from(flags.generate.unwrap_or(if flags.replay { 256 } else { 64 }));
+    let open: [&mut dyn FnMut() -> _; 2] = [&mut first, &mut || session::device(&flags.device)];
+    let parity = parity::devices(checkpoint, PlanOptions::default(), generated, open, &mut watch);
+    counter.finish_and_clear();
+    let Parity { steps, tensors, values, first } = parity?;
+    let mut out = stdout().lock();
+    if flags.json {
+        let first = first.as_ref().map(|first| {
+            let bits = first.values.map(f32::to_bits);
+            json!({ "tensor": first.tensor, "position": first.position, "column": first.column, "bits": bits })
+        });
+        let report = json!({ "ok": first.is_none(), "contract": ingle_graph::CONTRACT_VERSION, "steps": steps,
+            "tensors": tensors, "values": values, "first": first });
+        writeln!(out, "{report}")?;
+    } else {
+        writeln!(out, "{steps} steps, {tensors} tensors, {values} values compared as bits, in exact mode")?;
+        if let Some(Difference { tensor, position, column, values: [a, b] }) = &first {
+            writeln!(
+                out,
+                "first to differ: {tensor} at position {position}, column {column}: {a:e} ({:08x}) {}, {b:e} \
+                 ({:08x}) {}",
+                a.to_bits(),
+                names[0],
+                b.to_bits(),
+                names[1]
+            )?;
+        }
+    }
+    match first {
+        None => Ok(()),
+        Some(_) => Err(Error::Differs { failed: 1, made: tensors }),
     }
 }
 

@@ -308,16 +308,13 @@ fn bad_values_are_told_what_is_wanted() {
     let (model, most) = (model(), ingle_cpu::threads_max());
     let threads = format!("want a whole number of threads from 1 to {most}");
     for (args, want) in [
-        (
-            vec!["run", "-m", &model, "--device", "cuda:1", "hi"],
-            "--device cuda:1: this version runs on the CPU only",
-        ),
-        (vec!["chat", &model, "--device", "cuda"], "--device cuda:0: this version runs on the CPU only"),
+        (vec!["run", "-m", &model, "--device", "cuda:1", "hi"], "--device cuda:1: "),
+        (vec!["chat", &model, "--device", "cuda"], "--device cuda:0: "),
         (
             vec!["run", "-m", &model, "--gpu-memory", "8G", "hi"],
-            "--gpu-memory: this version runs on the CPU only",
+            "--gpu-memory: a model is not split between GPU and CPU yet",
         ),
-        (vec!["verify", &model, "--against", "x", "--replay"], "--replay compares graphs of a GPU"),
+        (vec!["verify", &model, "--replay"], "verify compares a model with a reference"),
         (vec!["run", "-t", "100000", "hi"], &threads),
         (vec!["bench", "-t", "1,2"], "; this option takes one, no list"),
         (vec!["bench", "-b", "65"], "want a whole number of sequences from 1 to 64"),
@@ -644,9 +641,7 @@ fn completions_for_every_shell() {
 #[test]
 fn doctor_says_what_there_is_and_what_is_missing() {
     let text = stdout(&output(&["doctor"]));
-    for part in
-        ["processor", "instructions", "this version runs on the CPU only", "cannot be reached", "pypi:"]
-    {
+    for part in ["processor", "instructions", "CUDA", "cannot be reached", "pypi:"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(!text.contains('\x1b'), "colour without a terminal: {text}");

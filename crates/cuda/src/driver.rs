@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 pub use capture::Graph;
-pub use kernel::{Arg, Entry, Function, FunctionUse, Launch, MAX_ARGUMENTS, Module, Param};
+pub use kernel::{Arg, Call, Entry, Function, FunctionUse, Launch, MAX_ARGUMENTS, Module, Param};
 pub use memory::{Buffer, Ledger, Pinned, Reservation, Span, Tally};
 pub use nvrtc::{Compiled, Nvrtc};
 

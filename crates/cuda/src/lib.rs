@@ -4,15 +4,19 @@
 //! ([`kernels`]), which need no file of a toolkit. What is missing is an error with a name, never the end of the process.
 //! [`survey()`] tells it all at once, for `ingle doctor`. With the feature `stand-in`, tests have a device without a GPU.
 
+mod backend;
+mod capture;
 pub mod compile;
 pub mod driver;
 mod error;
 pub mod kernels;
+pub mod rates;
 pub mod step;
 pub mod survey;
 pub mod weights;
 
 #[cfg(feature = "stand-in")]
 pub use driver::stand_in;
+pub use backend::{Cuda, CudaOptions};
 pub use error::{Error, Result};
 pub use survey::survey;

@@ -3,7 +3,7 @@
 //! Offsets follow from the bucket and the widths of the page tables alone, so the blob has one size and one address for
 //! all steps of a program.
 
-use ingle_graph::{Bucket, Inputs};
+use ingle_graph::{Bucket, Inputs, KvInputs};
 
 use crate::{Error, Result};
 
@@ -37,11 +37,12 @@ pub struct StepLayout {
 struct GroupLayout {
     cells: usize,
     tables: usize,
+    /// Widest page table.
     stride: usize,
 }
 
 impl StepLayout {
-    /// Layout for steps of a bucket, with page tables of these widths, one for each KV group.
+    /// Layout for steps of a bucket, with page tables of at most these widths, one for each KV group.
     ///
     /// # Errors
     /// More groups than [`KV_GROUPS`]; a blob of 4 GiB or more.
@@ -94,7 +95,8 @@ impl StepLayout {
         let none = GroupLayout { cells: 0, tables: 0, stride: 0 };
         for i in 0..KV_GROUPS {
             let group = self.groups.get(i).unwrap_or(&none);
-            let offsets = [("cells", group.cells), ("tables", group.tables), ("table_stride", group.stride)];
+            let stride = inputs.kv.get(i).map_or(0, |kv| kv.table_stride);
+            let offsets = [("cells", group.cells), ("tables", group.tables), ("table_stride", stride)];
             words.extend(offsets);
             words.push(("reserved", 0));
         }
@@ -119,10 +121,11 @@ impl StepLayout {
                 blob.len()
             )));
         }
-        let widths = inputs.kv.iter().map(|kv| kv.table_stride);
-        if !widths.eq(self.groups.iter().map(|group| group.stride)) {
-            let wanted: Vec<usize> = self.groups.iter().map(|group| group.stride).collect();
-            return Err(Error::Refused(format!("page tables of other widths than {wanted:?}")));
+        let fits = |(kv, group): (&KvInputs, &GroupLayout)| kv.table_stride <= group.stride;
+        // Tables of groups that the program does not have are nobody's.
+        if inputs.kv.len() < self.groups.len() || !inputs.kv.iter().zip(&self.groups).all(fits) {
+            let most: Vec<usize> = self.groups.iter().map(|group| group.stride).collect();
+            return Err(Error::Refused(format!("page tables for KV groups of at most {most:?} pages")));
         }
         let from_host = vec![FROM_HOST; if sources.is_none() { t } else { 0 }];
         let sources = sources.unwrap_or(&from_host);
@@ -143,7 +146,7 @@ impl StepLayout {
         put(self.wanted_rows, &inputs.wanted, r, "wanted rows")?;
         for (kv, group) in inputs.kv.iter().zip(&self.groups) {
             put(group.cells, &kv.cells, t, "cells")?;
-            let words = s * group.stride;
+            let words = s * kv.table_stride;
             put(group.tables, kv.tables.get(..words).unwrap_or_default(), words, "pages in tables")?;
         }
         Ok(())
@@ -152,8 +155,6 @@ impl StepLayout {
 
 #[cfg(test)]
 mod tests {
-    use ingle_graph::KvInputs;
-
     use super::*;
     use crate::kernels::HEADERS;
 
@@ -239,8 +240,8 @@ mod tests {
         let said =
             layout.fill(&inputs(), None, &mut vec![0; layout.bytes()]).expect_err("3 of 2").to_string();
         assert!(said.starts_with("a step of 3 tokens"), "{said}");
-        let layout = StepLayout::new(Bucket { t: 4, s: 2, r: 3 }, &[4, 4]).expect("it fits");
-        assert!(layout.fill(&inputs(), None, &mut vec![0; layout.bytes()]).is_err(), "another width");
+        let layout = StepLayout::new(Bucket { t: 4, s: 2, r: 3 }, &[4, 2]).expect("it fits");
+        assert!(layout.fill(&inputs(), None, &mut vec![0; layout.bytes()]).is_err(), "a wider table");
         let layout = StepLayout::new(Bucket { t: 4, s: 2, r: 3 }, &[4, 3]).expect("it fits");
         assert!(
             layout.fill(&inputs(), Some(&[1]), &mut vec![0; layout.bytes()]).is_err(),

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 pub mod batch;
 pub mod handle;
 pub mod kv;
+pub mod parity;
 pub mod request;
 pub mod runner;
 pub mod sampler;

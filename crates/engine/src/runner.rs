@@ -121,6 +121,13 @@ impl Runner {
         Ok(())
     }
 
+    /// Names of the last run's results.
+    pub fn outputs(&self) -> Vec<String> {
+        let ready = self.last.and_then(|bucket| self.programs.get(&bucket));
+        let outputs = ready.into_iter().flat_map(|ready| &ready.program.outputs);
+        outputs.map(|output| output.name.clone()).collect()
+    }
+
     /// The result of this name of the last run: `[rows, columns]`.
     ///
     /// # Errors

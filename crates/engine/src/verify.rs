@@ -121,13 +121,13 @@ impl Difference {
     }
 }
 
-fn argmax(logits: &[f32]) -> u32 {
+pub(crate) fn argmax(logits: &[f32]) -> u32 {
     let best = logits.iter().enumerate().reduce(|a, b| if *b.1 > *a.1 { b } else { a });
     best.map_or(0, |(i, _)| i as u32)
 }
 
 /// One sequence fed to a runner token by token or in chunks, with pages of its own.
-struct Feed<'a> {
+pub(crate) struct Feed<'a> {
     runner: &'a mut Runner,
     tokens: Vec<u32>,
     /// Every page of each KV group: nothing is ever let go.
@@ -137,18 +137,33 @@ struct Feed<'a> {
 }
 
 impl<'a> Feed<'a> {
-    fn new(runner: &'a mut Runner, tokens: Vec<u32>) -> Self {
+    pub(crate) fn new(runner: &'a mut Runner, tokens: Vec<u32>) -> Self {
         let spans = Span::whole(runner.kv());
         let strides = spans.iter().map(|span| span.pages.len()).collect();
         Self { runner, tokens, spans, strides, inputs: Inputs::default() }
     }
 
     /// Computes tokens `from..to`; the results of all of them are wanted.
-    fn run(&mut self, from: usize, to: usize) -> Result<()> {
+    pub(crate) fn run(&mut self, from: usize, to: usize) -> Result<()> {
         let part =
             Part { tokens: &self.tokens, computed: from, n: to - from, spans: &self.spans, all_rows: true };
         batch::fill(&mut self.inputs, &[part], &self.strides);
         self.runner.run(&self.inputs)
+    }
+
+    /// Adds a token.
+    pub(crate) fn push(&mut self, token: u32) {
+        self.tokens.push(token);
+    }
+
+    /// A result of the last run.
+    pub(crate) fn output(&mut self, name: &str) -> Result<&[f32]> {
+        self.runner.output(name)
+    }
+
+    /// Names of the results.
+    pub(crate) fn outputs(&self) -> Vec<String> {
+        self.runner.outputs()
     }
 }
 

@@ -7,6 +7,9 @@ use std::sync::{PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ingle_cuda::CudaOptions;
+use ingle_cuda::rates::{self, Rates};
+
 /// Most bytes that are read in turn: past any cache.
 const BUFFER_BYTES_MAX: usize = 1 << 30;
 
@@ -31,6 +34,16 @@ pub struct Limits {
     pub int8_tops: f64,
     /// f32 multiplications and additions, fused, 10^12 a second, all threads together.
     pub f32_tflops: f64,
+}
+
+/// The same of a GPU.
+///
+/// # Errors
+/// What of CUDA is missing; too little memory.
+pub fn of_gpu(options: &CudaOptions, step_bytes: usize) -> ingle_graph::Result<Limits> {
+    let Rates { read_gb_per_second, read_bytes, int8_tops, f32_tflops } =
+        rates::measure(options, step_bytes)?;
+    Ok(Limits { read_gb_per_second, read_bytes, int8_tops, f32_tflops })
 }
 
 /// Measures all with `threads` threads, reads with as much memory as a step reads (`step_bytes`). Takes less than a

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use super::memory::{Allocation, Raw};
 use super::sys::{DriverFunctions, Handle};
-use super::{Arg, Context, Function, Span, Stream};
+use super::{Context, Function, Span, Stream};
 use crate::{Error, Result};
 
 /// What a window has seen.
@@ -80,14 +80,10 @@ pub(super) fn park(raw: Raw) {
 }
 
 /// Notes what a recorded launch refers to.
-pub(super) fn keep(function: &Function, arguments: &[Arg<'_>]) {
+pub(super) fn keep<'a>(function: &Function, memory: impl Iterator<Item = &'a Arc<Allocation>>) {
     in_window(|window| {
         window.keep(&function.module.0);
-        for argument in arguments {
-            if let Arg::Memory(span) = argument {
-                window.keep(span.owner());
-            }
-        }
+        memory.for_each(|memory| window.keep(memory));
     });
 }
 

@@ -4,6 +4,7 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+use super::memory::Allocation;
 use super::sys::{self, Handle};
 use super::{Context, Span, Stream, capture};
 use crate::{Error, Result};
@@ -26,6 +27,13 @@ impl Launch {
     /// Blocks in two dimensions, of `threads` threads in a row.
     pub fn new(blocks: [u32; 2], threads: u32) -> Self {
         Self { grid: [blocks[0], blocks[1], 1], block: [threads, 1, 1], shared_bytes: 0, overlap: false }
+    }
+
+    fn check(&self, entry: &Entry) -> Result<()> {
+        if self.grid.contains(&0) || self.block.contains(&0) {
+            return Err(Error::Refused(format!("{}: no blocks or threads in {self:?}", entry.name)));
+        }
+        Ok(())
     }
 }
 
@@ -72,6 +80,13 @@ impl Arg<'_> {
             Arg::Memory(_) | Arg::Nothing => Param::Memory,
             Arg::U32(_) => Param::U32,
             Arg::F32(_) => Param::F32,
+        }
+    }
+
+    fn owner(&self) -> Option<&Arc<Allocation>> {
+        match self {
+            Arg::Memory(span) => Some(span.owner()),
+            _ => None,
         }
     }
 
@@ -286,25 +301,63 @@ impl Function {
     }
 }
 
+/// A launch with its arguments, checked once, that can be issued again and again. It keeps its memory alive.
+pub struct Call {
+    function: Arc<Function>,
+    shape: Launch,
+    values: Vec<u64>,
+    memory: Vec<Arc<Allocation>>,
+}
+
+impl Call {
+    /// Checks and keeps arguments and shape.
+    ///
+    /// # Errors
+    /// Arguments that are not those of the kernel's declaration; a grid without blocks.
+    pub fn new(function: Arc<Function>, shape: Launch, arguments: &[Arg<'_>]) -> Result<Self> {
+        function.entry.check(arguments)?;
+        shape.check(&function.entry)?;
+        let memory = arguments.iter().filter_map(Arg::owner).cloned().collect();
+        Ok(Self { function, shape, values: arguments.iter().map(Arg::bits).collect(), memory })
+    }
+
+    /// The kernel.
+    pub fn function(&self) -> &Function {
+        &self.function
+    }
+}
+
 impl Stream {
+    /// Issues a call; inside a capture window, records it.
+    ///
+    /// # Errors
+    /// A launch that failed.
+    pub fn issue(&self, call: &Call) -> Result<()> {
+        let mut values = [0u64; MAX_ARGUMENTS];
+        values[..call.values.len()].copy_from_slice(&call.values);
+        self.start(&call.function, &call.shape, &mut values[..call.values.len()])?;
+        capture::keep(&call.function, call.memory.iter());
+        Ok(())
+    }
+
     /// Issues one kernel; inside a capture window, records it.
     ///
     /// # Errors
     /// Arguments that are not those of the kernel's declaration, a grid without blocks, or a launch that failed.
     pub fn launch(&self, function: &Function, shape: &Launch, arguments: &[Arg<'_>]) -> Result<()> {
         function.entry.check(arguments)?;
-        if shape.grid.contains(&0) || shape.block.contains(&0) {
-            return Err(Error::Refused(format!(
-                "{}: no blocks or threads in {shape:?}",
-                function.entry.name
-            )));
-        }
+        shape.check(&function.entry)?;
         let mut values = [0u64; MAX_ARGUMENTS];
+        arguments.iter().zip(&mut values).for_each(|(argument, value)| *value = argument.bits());
+        self.start(function, shape, &mut values[..arguments.len()])?;
+        capture::keep(function, arguments.iter().filter_map(Arg::owner));
+        Ok(())
+    }
+
+    /// Arguments and shape have been checked.
+    fn start(&self, function: &Function, shape: &Launch, values: &mut [u64]) -> Result<()> {
         let mut pointers = [null_mut::<c_void>(); MAX_ARGUMENTS];
-        for (i, argument) in arguments.iter().enumerate() {
-            values[i] = argument.bits();
-            pointers[i] = (&raw mut values[i]).cast();
-        }
+        values.iter_mut().zip(&mut pointers).for_each(|(value, pointer)| *pointer = (&raw mut *value).cast());
         let mut attribute = sys::LaunchAttribute { id: 6, pad: [0; 4], value: [0; 64] };
         attribute.value[..4].copy_from_slice(&1i32.to_ne_bytes());
         let config = sys::LaunchConfig {
@@ -320,8 +373,6 @@ impl Stream {
         let status = |f: &sys::DriverFunctions| unsafe {
             (f.launch)(&config, function.handle, pointers.as_mut_ptr(), null_mut())
         };
-        self.context.call(status, || format!("launch of {} as {shape:?}", function.entry.name))?;
-        capture::keep(function, arguments);
-        Ok(())
+        self.context.call(status, || format!("launch of {} as {shape:?}", function.entry.name))
     }
 }

@@ -29,6 +29,9 @@ struct KvF32 {
     static __device__ __forceinline__ void store(u8* head, u32 slot, u32 head_dim, u32 d, float x, u32*) {
         if (d < head_dim) ((float*)head)[slot * head_dim + d] = x;
     }
+    static __device__ __forceinline__ float load(const u8* head, u32 slot, u32 head_dim, u32 d) {
+        return ((const float*)head)[slot * head_dim + d];
+    }
 };
 
 struct KvF16 {
@@ -36,12 +39,18 @@ struct KvF16 {
     static __device__ __forceinline__ void store(u8* head, u32 slot, u32 head_dim, u32 d, float x, u32* count) {
         if (d < head_dim) ((u16*)head)[slot * head_dim + d] = saturated_f16(x, count);
     }
+    static __device__ __forceinline__ float load(const u8* head, u32 slot, u32 head_dim, u32 d) {
+        return widen_f16(((const u16*)head)[slot * head_dim + d]);
+    }
 };
 
 struct KvBf16 {
     static __device__ __forceinline__ u64 head_bytes(u32 head_dim) { return 2ull * PAGE * head_dim; }
     static __device__ __forceinline__ void store(u8* head, u32 slot, u32 head_dim, u32 d, float x, u32* count) {
         if (d < head_dim) ((u16*)head)[slot * head_dim + d] = saturated_bf16(x, count);
+    }
+    static __device__ __forceinline__ float load(const u8* head, u32 slot, u32 head_dim, u32 d) {
+        return widen_bf16(((const u16*)head)[slot * head_dim + d]);
     }
 };
 
@@ -70,5 +79,11 @@ struct KvQ8_0 {
             u16* scales = (u16*)(head + (u64)PAGE * head_dim);
             scales[slot * kv_units(head_dim) + d / KV_UNIT] = scale;
         }
+    }
+    // Exact: a scale has 11 bits, an element 8.
+    static __device__ __forceinline__ float load(const u8* head, u32 slot, u32 head_dim, u32 d) {
+        const u16* scales = (const u16*)(head + (u64)PAGE * head_dim);
+        float q = __int2float_rn(((const i8*)head)[slot * head_dim + d]);
+        return mul(q, widen_f16(scales[slot * kv_units(head_dim) + d / KV_UNIT]));
     }
 };

@@ -5,12 +5,14 @@
 //! data; whatever changes between two steps they read from there. The launch has as many blocks as the bucket has rows,
 //! and blocks of rows that the step does not have end at once.
 
+pub mod attention;
 pub mod elementwise;
 pub mod embed;
 pub mod kv;
 pub mod linear;
 pub mod norm;
 pub mod quantize;
+pub mod rates;
 
 use ingle_graph::Rows;
 
@@ -64,11 +66,13 @@ pub const HEADERS: &[(&str, &str)] = &[
 
 /// All files.
 pub const SOURCES: &[&Source] = &[
+    &attention::SOURCE,
     &elementwise::SOURCE,
     &embed::SOURCE,
     &kv::SOURCE,
     &norm::SOURCE,
     &quantize::SOURCE,
+    &rates::SOURCE,
     &linear::FLOAT,
     &linear::Q4_0,
     &linear::Q4_1,
