@@ -5,17 +5,25 @@ mod ops;
 
 use std::fmt;
 use std::io::{Write, stderr};
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ingle_cpu::{Cpu, CpuOptions, Isa};
 use ingle_cuda::{Cuda, CudaOptions};
-use ingle_graph::{Backend, FloatArithmetic, Numerics};
+use ingle_graph::backend::PathCount;
+use ingle_graph::{
+    Backend, FloatArithmetic, Graph, Inputs, KvPlan, Numerics, PlanOptions, Prepared, Profile, Program,
+    Result,
+};
+use ingle_tensor::Checkpoint;
 
 /// A path of a device that the suite asks for.
 #[derive(Clone, Copy)]
 pub enum Device {
+    /// The host on one path, with so many workers.
     Cpu {
+        /// Instruction set.
         isa: Isa,
+        /// Workers.
         threads: usize,
     },
     /// An NVIDIA GPU, the first there is.
@@ -45,16 +53,85 @@ impl Device {
     pub fn open(&self) -> Option<Box<dyn Backend>> {
         match *self {
             Device::Cpu { isa, threads } => isa.available().then(|| cpu(threads, Some(isa))),
-            Device::Cuda => {
-                let search = ingle_cuda::compile::Search::from_env();
-                static USABLE: OnceLock<bool> = OnceLock::new();
-                let usable = USABLE.get_or_init(|| ingle_cuda::survey(&search).obstacle().is_none());
-                // Every case opens the device anew.
-                let cache = Some(std::env::temp_dir().join("ingle-kernels"));
-                let options = CudaOptions { cache, search: search.clone(), ..CudaOptions::default() };
-                usable.then(|| -> Box<dyn Backend> { Box::new(Cuda::new(&options).expect("a usable GPU")) })
-            }
+            Device::Cuda => gpu(),
         }
+    }
+}
+
+/// Devices that tests are done with.
+fn kept() -> MutexGuard<'static, Vec<Cuda>> {
+    static KEPT: Mutex<Vec<Cuda>> = Mutex::new(Vec::new());
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The first GPU, if there is one that can be used. Opening it takes longer than most tests, so it is kept for the next.
+fn gpu() -> Option<Box<dyn Backend>> {
+    static USABLE: OnceLock<bool> = OnceLock::new();
+    let search = ingle_cuda::compile::Search::from_env();
+    if !USABLE.get_or_init(|| ingle_cuda::survey(&search).obstacle().is_none()) {
+        return None;
+    }
+    let kept = kept().pop();
+    let cache = Some(std::env::temp_dir().join("ingle-kernels"));
+    let options = CudaOptions { cache, search, ..CudaOptions::default() };
+    let cuda = kept.unwrap_or_else(|| Cuda::new(&options).expect("a usable GPU"));
+    Some(Box::new(Lent { cuda: Some(cuda) }))
+}
+
+/// A device that goes back when a test is done with it.
+struct Lent {
+    cuda: Option<Cuda>,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // Not one that a failed test may have left in pieces.
+        if let (Some(cuda), false) = (self.cuda.take(), std::thread::panicking()) {
+            kept().push(cuda);
+        }
+    }
+}
+
+impl Lent {
+    fn cuda(&self) -> &Cuda {
+        self.cuda.as_ref().expect("it is lent")
+    }
+
+    fn cuda_mut(&mut self) -> &mut Cuda {
+        self.cuda.as_mut().expect("it is lent")
+    }
+}
+
+impl Backend for Lent {
+    fn describe(&self) -> String {
+        self.cuda().describe()
+    }
+    fn load(
+        &mut self,
+        graph: &Graph,
+        file: Arc<Checkpoint>,
+        options: &PlanOptions,
+        kv: KvPlan,
+    ) -> Result<()> {
+        self.cuda_mut().load(graph, file, options, kv)
+    }
+    fn prepare(&mut self, program: Arc<Program>) -> Result<Prepared> {
+        self.cuda_mut().prepare(program)
+    }
+    fn run(&mut self, prepared: Prepared, inputs: &Inputs) -> Result<()> {
+        self.cuda_mut().run(prepared, inputs)
+    }
+    fn read(&mut self, prepared: Prepared, output: usize) -> Result<&[f32]> {
+        self.cuda_mut().read(prepared, output)
+    }
+    fn set_profile(&mut self, on: bool) {
+        self.cuda_mut().set_profile(on);
+    }
+    fn profile(&self) -> Option<&Profile> {
+        self.cuda().profile()
+    }
+    fn paths(&self) -> Vec<PathCount> {
+        self.cuda().paths()
     }
 }
 

@@ -8,22 +8,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ingle_graph::backend::PathCount;
-use ingle_graph::op::{Emit, Gated, RopeId, RopeStyle};
+use ingle_graph::op::{Emit, Gated, RopeId, RopeStyle, Weight, WeightUse};
+use ingle_graph::quantize::Layout;
 use ingle_graph::{
-    Backend, Bucket, FloatArithmetic, Graph, Inputs, KvLayer, KvPlan, KvType, LinearPart, Op, PAGE,
-    PlanOptions, Prepared, Profile, Program, Rows, Slot, Step, StepTime, WeightId,
+    Activations, Backend, Bucket, FloatArithmetic, Graph, Inputs, KvLayer, KvPlan, KvType, LinearPart, Op,
+    PAGE, PlanOptions, Prepared, Profile, Program, Rows, Slot, Step, StepTime, WeightId,
 };
-use ingle_tensor::Checkpoint;
+use ingle_tensor::{Checkpoint, TensorInfo, quant};
 
 use crate::capture::{self, State};
 use crate::compile::{Compiler, Search};
 use crate::driver::{
     Arg, Buffer, Call, Context, Driver, Entry, Event, Function, Module, Pinned, Reservation, Span, Stream,
 };
-use crate::kernels::quantize::RowRange;
-use crate::kernels::{self, Issue, attention, call, elementwise, embed, kv, linear, norm, quantize};
+use crate::kernels::{self, Issue, attention, elementwise, kv, linear, norm, quantize};
 use crate::step::StepLayout;
-use crate::weights::{Stored, Weights};
+use crate::weights::{Matrix, Staging};
 use crate::{Error, Result};
 
 /// Blobs of host memory that take turns: the device may still copy from the one before while the next is filled.
@@ -102,11 +102,24 @@ impl Functions {
 
 /// What `load` makes.
 pub(crate) struct Model {
-    weights: Weights,
+    checkpoint: Arc<Checkpoint>,
+    declared: Vec<Weight>,
+    weights: Vec<Stored>,
     ropes: Vec<RopeTable>,
     pub(crate) pools: Vec<Pool>,
     pub(crate) kv: KvPlan,
     pub(crate) kv_type: KvType,
+}
+
+/// A weight.
+enum Stored {
+    /// For products.
+    Matrix(Matrix),
+    /// f32.
+    Vector(Buffer),
+    /// Rows of it are decoded from the file and travel with a step's data: a table in f32 would take several times the
+    /// memory of a quantized one.
+    Rows(TensorInfo),
 }
 
 /// A rotary embedding.
@@ -140,6 +153,7 @@ pub(crate) struct Ready {
     /// Results on the host, by output.
     read: Vec<Vec<f32>>,
     layout: StepLayout,
+    embedded: Vec<Embedded>,
     device: Buffer,
     blobs: Vec<(Pinned, Event)>,
     next: usize,
@@ -148,13 +162,29 @@ pub(crate) struct Ready {
     state: State,
 }
 
+/// The rows of an embedding table in a step's data, f32 `[tokens, cols]` from `offset` on.
+#[derive(Clone, Copy)]
+struct Embedded {
+    table: usize,
+    offset: usize,
+    cols: usize,
+}
+
 impl Cuda {
     /// Opens a GPU and compiles nothing yet.
     ///
     /// # Errors
     /// What of CUDA is missing, by name; a device of no use.
     pub fn new(options: &CudaOptions) -> Result<Self> {
-        let context = Context::new(Driver::get()?, options.device)?;
+        Self::on(Driver::get()?, options)
+    }
+
+    /// The same with a driver of one's own.
+    ///
+    /// # Errors
+    /// As [`Cuda::new`].
+    pub fn on(driver: &'static Driver, options: &CudaOptions) -> Result<Self> {
+        let context = Context::new(driver, options.device)?;
         context.device().check()?;
         let functions = Functions::new(&context, options)?;
         let stream = Stream::new(&context)?;
@@ -207,8 +237,38 @@ impl Cuda {
         self.programs.clear();
         self.model = None;
         let (context, stream) = (&self.context, &self.stream);
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let weights = Weights::load(context, stream, graph, &checkpoint, options.activations, threads)?;
+        let integers = options.activations != Activations::F32;
+        let mut staging = Staging::new(context)?;
+        let mut weights = Vec::with_capacity(graph.weights.len());
+        for weight in &graph.weights {
+            let tensor = checkpoint.require(&weight.name)?;
+            let bad = |what: String| ingle_graph::Error::Weight { name: weight.name.clone(), what };
+            if tensor.dtype != weight.dtype || tensor.bytes != weight.bytes() as u64 {
+                return Err(bad(format!(
+                    "{} of shape {:?} in the file, but the graph was built for {} [{}, {}]",
+                    tensor.dtype, tensor.shape, weight.dtype, weight.rows, weight.cols
+                )));
+            }
+            let data = checkpoint.data(tensor);
+            weight.check(data)?;
+            weights.push(match weight.used {
+                WeightUse::Vector => {
+                    let mut x = vec![0.0; weight.cols];
+                    quant::decode_row(weight.dtype, data, &mut x);
+                    if weight.offset != 0.0 {
+                        x.iter_mut().for_each(|x| *x += weight.offset);
+                    }
+                    Stored::Vector(Self::upload(context, stream, &bytes_of(&x))?)
+                }
+                WeightUse::Rows => Stored::Rows(tensor.clone()),
+                WeightUse::Matrix => {
+                    let matrix = Matrix::load(context, stream, &mut staging, weight, integers, data)?;
+                    checkpoint.release(tensor);
+                    Stored::Matrix(matrix)
+                }
+            });
+        }
+        drop(staging);
         let ropes = graph.ropes.iter().map(|spec| {
             let table = Self::upload(context, stream, &bytes_of(&kv::rope_table(spec, kv.context)))?;
             Ok(RopeTable { table, pairs: spec.inv_freq.len() as u32, style: spec.style })
@@ -226,7 +286,8 @@ impl Cuda {
             })
         });
         let pools = pools.collect::<Result<Vec<_>>>()?;
-        self.model = Some(Model { weights, ropes, pools, kv, kv_type: options.kv });
+        let declared = graph.weights.clone();
+        self.model = Some(Model { checkpoint, declared, weights, ropes, pools, kv, kv_type: options.kv });
         Ok(())
     }
 
@@ -236,13 +297,24 @@ impl Cuda {
         if float != FloatArithmetic::F32x32 {
             return Err(Error::Refused(format!("attention in {float} is the CPU's alone")));
         }
-        if !model.weights.serve(&program.weights) || program.kv.len() != model.pools.len() {
+        if program.weights != model.declared || program.kv.len() != model.pools.len() {
             return Err(Error::Refused("a program of another graph than the loaded one".into()));
         }
         let bucket = program.key.bucket;
         let strides: Vec<usize> = program.kv_groups.iter().map(|_| model.kv.context.div_ceil(PAGE)).collect();
         let layout = StepLayout::new(bucket, &strides)?;
-        let bytes = layout.bytes();
+        let mut bytes = layout.bytes().next_multiple_of(ALIGN);
+        let tables = program.steps().filter_map(|step| match step.op {
+            Op::Embed { table, .. } => Some(table.0 as usize),
+            _ => None,
+        });
+        let embedded: Vec<Embedded> = tables
+            .map(|table| {
+                let (offset, cols) = (bytes, model.declared[table].cols);
+                bytes += (bucket.t * cols * size_of::<f32>()).next_multiple_of(ALIGN);
+                Embedded { table, offset, cols }
+            })
+            .collect();
         let device = Buffer::new(&self.context, bytes)?;
         let outputs = program
             .outputs
@@ -255,12 +327,13 @@ impl Cuda {
         let binder = Binder {
             bucket,
             model,
-            step: device.all(),
+            step: device.span(0, layout.bytes())?,
+            blob: device.all(),
+            embedded: &embedded,
             arena: self.arena.span(0, self.arena.backed_bytes())?,
             spare: self.spare.span(0, self.spare.backed_bytes())?,
             outputs: &outputs,
             saturated: self.saturated.all(),
-            multiprocessors: self.context.device().multiprocessors as u32,
         };
         let mut steps = Vec::new();
         for step in program.steps() {
@@ -285,8 +358,19 @@ impl Cuda {
         let blobs = blobs.collect::<Result<Vec<_>>>()?;
         let read = program.outputs.iter().map(|o| vec![0.0; room(o.ty.rows, &bucket) * o.ty.cols]).collect();
         let state = State::Eager("not captured yet".into());
-        let mut ready =
-            Ready { program, steps, outputs, read, layout, device, blobs, next: 0, rows: None, state };
+        let mut ready = Ready {
+            program,
+            steps,
+            outputs,
+            read,
+            layout,
+            embedded,
+            device,
+            blobs,
+            next: 0,
+            rows: None,
+            state,
+        };
         ready.state = match self.eager {
             true => State::Eager("it was asked for".into()),
             false => capture::prove(&mut ready, model, &self.stream, &self.arena, &self.spare)?,
@@ -301,7 +385,7 @@ impl Cuda {
         let model = self.model.as_ref().ok_or_else(unknown)?;
         ready.rows = None;
         inputs.check(&ready.program, &model.kv)?;
-        ready.upload(&self.stream, inputs)?;
+        ready.upload(model, &self.stream, inputs)?;
         if self.profiling {
             self.profile = Some(profiled(&self.context, &self.stream, ready, inputs)?);
         } else {
@@ -336,8 +420,8 @@ impl Cuda {
 
 impl Ready {
     /// Writes a step's data and begins its copy to the device.
-    pub(crate) fn upload(&mut self, stream: &Stream, inputs: &Inputs) -> Result<()> {
-        self.fill(inputs)?;
+    pub(crate) fn upload(&mut self, model: &Model, stream: &Stream, inputs: &Inputs) -> Result<()> {
+        self.fill(model, inputs)?;
         let (blob, event) = &self.blobs[self.next];
         stream.upload(self.device.all(), blob, 0)?;
         event.record(stream)?;
@@ -378,10 +462,24 @@ impl Ready {
     }
 
     /// Writes a step's data into the blob whose turn it is, once the device has copied what was in it.
-    fn fill(&mut self, inputs: &Inputs) -> Result<()> {
+    fn fill(&mut self, model: &Model, inputs: &Inputs) -> Result<()> {
         let (blob, event) = &mut self.blobs[self.next];
         event.synchronize()?;
-        self.layout.fill(inputs, None, blob.bytes()?)
+        let bytes = blob.bytes()?;
+        self.layout.fill(inputs, None, &mut bytes[..self.layout.bytes()])?;
+        for &Embedded { table, offset, cols } in &self.embedded {
+            let (weight, Stored::Rows(tensor)) = (&model.declared[table], &model.weights[table]) else {
+                return Err(Error::Refused(format!("{} is no table", model.declared[table].name)));
+            };
+            let (data, row_bytes) = (model.checkpoint.data(tensor), weight.bytes() / weight.rows);
+            let mut row = vec![0.0; cols];
+            for (&token, to) in inputs.tokens.iter().zip(bytes[offset..].chunks_exact_mut(4 * cols)) {
+                let at = token as usize * row_bytes;
+                quant::decode_row(weight.dtype, &data[at..at + row_bytes], &mut row);
+                to.chunks_exact_mut(4).zip(&row).for_each(|(to, x)| to.copy_from_slice(&x.to_ne_bytes()));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -436,8 +534,8 @@ fn f32_bytes(slot: &Slot, bucket: &Bucket) -> usize {
 fn spare_bytes(step: &Step, bucket: &Bucket, context: usize) -> usize {
     let result = step.outputs.first().map_or(0, |slot| f32_bytes(slot, bucket));
     match &step.op {
-        Op::RmsNorm { .. } | Op::Glu(_) => result,
-        Op::Linear { gated: Some(_), .. } => 3 * result,
+        Op::RmsNorm { .. } => result,
+        Op::Linear { gated: Some(_), .. } => 2 * result,
         Op::Attention { spec, .. } => result + attention::parts_bytes(spec, bucket.t, context),
         _ => 0,
     }
@@ -448,8 +546,8 @@ fn path_name(step: &Step, program: &Program) -> String {
     match &step.op {
         Op::Linear { parts, .. } => {
             let names = parts.iter().map(|part| {
-                let kind = step.inputs[part.input].ty().elem.digits().map_or("f32x32", |_| "int");
-                format!("linear.{kind}.cuda.{}", program.weights[part.weight.0 as usize].dtype)
+                let elem = step.inputs[part.input].ty().elem;
+                linear::path(program.weights[part.weight.0 as usize].dtype, elem, program.key.bucket.t)
             });
             let mut names: Vec<String> = names.collect();
             names.dedup();
@@ -469,7 +567,8 @@ struct Binder<'a> {
     spare: Span<'a>,
     outputs: &'a [Buffer],
     saturated: Span<'a>,
-    multiprocessors: u32,
+    blob: Span<'a>,
+    embedded: &'a [Embedded],
 }
 
 /// Takes memory from the spare, piece by piece.
@@ -495,21 +594,24 @@ impl<'a> Binder<'a> {
         }
     }
 
-    fn weight(&self, id: WeightId, want: &str) -> Result<(Stored, Span<'a>)> {
-        let (stored, span) = self.model.weights.get(id)?;
-        let is = match stored {
-            Stored::Matrix(_) => "matrix",
-            Stored::Table(_) => "table",
-            Stored::Vector => "vector",
-        };
-        match is == want {
-            true => Ok((stored, span)),
-            false => Err(Error::Refused(format!("{} is a {is}", self.model.weights.declared(id).name))),
+    fn matrix(&self, id: WeightId) -> Result<&'a Matrix> {
+        match &self.model.weights[id.0 as usize] {
+            Stored::Matrix(matrix) => Ok(matrix),
+            _ => Err(Error::Refused(format!("{} is no matrix", self.model.declared[id.0 as usize].name))),
         }
     }
 
     fn vector(&self, id: WeightId) -> Result<Span<'a>> {
-        Ok(self.weight(id, "vector")?.1)
+        match &self.model.weights[id.0 as usize] {
+            Stored::Vector(buffer) => Ok(buffer.all()),
+            _ => Err(Error::Refused(format!("{} is no vector", self.model.declared[id.0 as usize].name))),
+        }
+    }
+
+    fn layout(&self, slot: &Slot) -> Option<Layout> {
+        let ty = slot.ty();
+        let (unit, digits) = ty.elem.digits()?;
+        Some(Layout::new(room(ty.rows, &self.bucket), ty.cols, unit, digits))
     }
 
     fn pools(&self, layer: usize) -> kv::Pools<'a> {
@@ -528,30 +630,20 @@ impl<'a> Binder<'a> {
         kv::Rope { table: rope.table.all(), pairs: rope.pairs, style: rope.style }
     }
 
-    /// Where the f32 result of an op with these outputs goes, and the launch that quantizes it.
-    fn emitted(&self, step: &Step, spare: &mut Spare<'a>, emit: &Emit) -> Result<(Span<'a>, Vec<Issue<'a>>)> {
-        let (f32s, quantized) = step.outputs.split_at(usize::from(emit.f32));
-        let first = step.outputs.first().ok_or_else(|| Error::Refused("no output".into()))?;
-        let y = match f32s.first() {
-            Some(slot) => self.span(slot)?,
-            None => spare.take(f32_bytes(first, &self.bucket))?,
+    /// Where an op's result goes.
+    fn outputs(&self, slots: &[Slot], emit: &Emit) -> Result<quantize::Outputs<'a>> {
+        let (plain, quantized) = slots.split_at(usize::from(emit.f32));
+        let f32 = plain.first().map(|slot| self.span(slot)).transpose()?;
+        Ok(quantize::Outputs { f32, quantized: self.quantized(quantized)? })
+    }
+
+    fn quantized(&self, slots: &[Slot]) -> Result<Vec<(Span<'a>, Layout)>> {
+        let one = |slot: &Slot| {
+            let layout = self.layout(slot);
+            let layout = layout.ok_or_else(|| Error::Refused("an output that is not quantized".into()))?;
+            Ok((self.span(slot)?, layout))
         };
-        Ok((y, self.quantized(y, first, quantized)?))
-    }
-
-    fn quantized(&self, x: Span<'a>, like: &Slot, slots: &[Slot]) -> Result<Vec<Issue<'a>>> {
-        let outputs = slots.iter().map(|slot| Ok((self.span(slot)?, slot.ty().elem)));
-        let outputs = outputs.collect::<Result<Vec<_>>>()?;
-        let calls = outputs.chunks(quantize::OUTPUTS_MAX);
-        let cols = like.ty().cols as u32;
-        calls
-            .map(|outputs| bound(quantize::quantize(self.step, self.range(like), cols, x, outputs)))
-            .collect()
-    }
-
-    fn range(&self, slot: &Slot) -> RowRange {
-        let rows = slot.ty().rows;
-        RowRange { rows, room: room(rows, &self.bucket) as u32 }
+        slots.iter().map(one).collect()
     }
 
     /// The launches of a step.
@@ -566,26 +658,35 @@ impl<'a> Binder<'a> {
         let elementwise = |entry, arguments: Vec<Arg<'a>>| {
             vec![Issue { entry, shape: elementwise::shape(rows, cols), arguments }]
         };
-        let mut quantized = Vec::new();
-        let mut issues = match (&step.op, inputs.as_slice()) {
+        let sizes = [rows as usize, cols as usize];
+        Ok(match (&step.op, inputs.as_slice()) {
             (Op::Embed { table, scale }, []) => {
-                let (stored, memory) = self.weight(*table, "table")?;
-                let Stored::Table(dtype) = stored else { return other("no table") };
-                let sizes = [self.model.weights.declared(*table).rows as u32, cols];
-                // No token is sampled on the device yet.
-                let arguments = embed::arguments(at, at, memory, sizes, *scale, self.span(first)?).into();
-                let entry = embed::kernel(dtype).map_err(|error| Error::Refused(error.to_string()))?;
-                vec![Issue { entry, shape: embed::shape(rows, cols), arguments }]
+                let Some(from) = self.embedded.iter().find(|from| from.table == table.0 as usize) else {
+                    return other("no table");
+                };
+                let x = self.blob.part(from.offset, rows as usize * from.cols * size_of::<f32>())?;
+                let y = self.span(first)?;
+                elementwise(elementwise::SCALE, elementwise::one(at, kind, cols, x, *scale, y).into())
             }
             (Op::RmsNorm { weight, eps, group, emit }, &[x]) => {
-                let (y, then) = self.emitted(step, &mut spare, emit)?;
-                quantized = then;
-                let (group, weight) = (*group as u32, self.vector(*weight)?);
+                let (outputs, weight) = (self.outputs(&step.outputs, emit)?, self.vector(*weight)?);
+                if *group == sizes[1] && !outputs.quantized.is_empty() {
+                    return Ok(vec![quantize::norm(at, kind, sizes, *eps, [x, weight], &outputs)?]);
+                }
+                let y = match outputs.f32 {
+                    Some(y) => y,
+                    None => spare.take(f32_bytes(first, &self.bucket))?,
+                };
+                let group = *group as u32;
                 let shape = norm::norm_shape(rows, cols / group, group);
                 let arguments = norm::norm(at, kind, group, *eps, x, weight, y).into();
-                vec![Issue { entry: norm::RMS_NORM, shape, arguments }]
+                let mut issues = vec![Issue { entry: norm::RMS_NORM, shape, arguments }];
+                issues.extend(quantize::issues(at, kind, sizes[0], sizes[1], y, &outputs.quantized)?);
+                issues
             }
-            (Op::Quantize { .. }, &[x]) => self.quantized(x, &step.inputs[0], &step.outputs)?,
+            (Op::Quantize { .. }, &[x]) => {
+                quantize::issues(at, kind, sizes[0], sizes[1], x, &self.quantized(&step.outputs)?)?
+            }
             (Op::Linear { parts, residual, gated }, _) => {
                 let residual = residual.then(|| inputs.last().copied()).flatten();
                 match gated {
@@ -595,13 +696,11 @@ impl<'a> Binder<'a> {
                         self.products(step, parts, &inputs, &y, residual)?
                     }
                     Some(Gated { act, emit }) => {
-                        let (y, then) = self.emitted(step, &mut spare, emit)?;
-                        quantized = then;
                         let mut take = || spare.take(f32_bytes(first, &self.bucket));
                         let both = [take()?, take()?];
                         let mut issues = self.products(step, parts, &inputs, &both, None)?;
-                        let arguments = elementwise::two(at, kind, cols, both[0], both[1], y).into();
-                        issues.extend(elementwise(elementwise::glu(*act), arguments));
+                        let outputs = self.outputs(&step.outputs, emit)?;
+                        issues.push(quantize::glu(at, kind, sizes, *act, both, &outputs)?);
                         issues
                     }
                 }
@@ -625,9 +724,8 @@ impl<'a> Binder<'a> {
                 vec![Issue { entry: norm::PEAKS, shape, arguments }]
             }
             (Op::Glu(Gated { act, emit }), &[gate, up]) => {
-                let (y, then) = self.emitted(step, &mut spare, emit)?;
-                quantized = then;
-                elementwise(elementwise::glu(*act), elementwise::two(at, kind, cols, gate, up, y).into())
+                let outputs = self.outputs(&step.outputs, emit)?;
+                vec![quantize::glu(at, kind, sizes, *act, [gate, up], &outputs)?]
             }
             (Op::Rope { rope, head_dim }, &[x]) => {
                 let (rope, head_dim) = (self.rope(*rope), *head_dim as u32);
@@ -651,21 +749,24 @@ impl<'a> Binder<'a> {
                 vec![Issue { entry, shape: kv::rope_store_shape(rows, heads, &shape), arguments }]
             }
             (Op::Attention { spec, emit }, &[q]) => {
-                let (y, then) = self.emitted(step, &mut spare, emit)?;
-                quantized = then;
-                let sizes = [rows as usize, self.model.kv.context];
-                let parts = spare.take(attention::parts_bytes(spec, sizes[0], sizes[1]))?;
-                let pools = self.pools(spec.layer);
-                attention::issues(at, spec, self.model.kv_type, pools, sizes, [q, y, parts])?
+                let outputs = self.outputs(&step.outputs, emit)?;
+                let y = match outputs.f32 {
+                    Some(y) => y,
+                    None => spare.take(f32_bytes(first, &self.bucket))?,
+                };
+                let reach = [sizes[0], self.model.kv.context];
+                let parts = spare.take(attention::parts_bytes(spec, reach[0], reach[1]))?;
+                let (kv_type, pools) = (self.model.kv_type, self.pools(spec.layer));
+                let mut issues = attention::issues(at, spec, kv_type, pools, reach, [q, y, parts])?;
+                issues.extend(quantize::issues(at, kind, sizes[0], sizes[1], y, &outputs.quantized)?);
+                issues
             }
             (Op::TakeRows, &[x]) => {
                 let arguments = elementwise::take(at, cols, x, self.span(first)?).into();
                 elementwise(elementwise::TAKE_ROWS, arguments)
             }
             (_, inputs) => return other(&format!("{} inputs does not run here", inputs.len())),
-        };
-        issues.extend(quantized);
-        Ok(issues)
+        })
     }
 
     /// The products of the parts of a step, into `y`.
@@ -679,25 +780,19 @@ impl<'a> Binder<'a> {
     ) -> Result<Vec<Issue<'a>>> {
         let mut products = Vec::new();
         for (part, &y) in parts.iter().zip(y) {
-            let (Stored::Matrix(layout), weights) = self.weight(part.weight, "matrix")? else {
-                return Err(Error::Refused("no matrix".into()));
-            };
-            let bias = part.bias.map(|bias| self.vector(bias)).transpose()?;
-            products.push(linear::Part { layout, weights, input: part.input, bias, scale: part.scale, y });
+            products.push(linear::Part {
+                matrix: self.matrix(part.weight)?,
+                scale: part.scale,
+                bias: part.bias.map(|bias| self.vector(bias)).transpose()?,
+                x: inputs[part.input],
+                layout: self.layout(&step.inputs[part.input]),
+                residual,
+                y,
+            });
         }
-        let input = |(slot, &memory): (&Slot, &Span<'a>)| linear::Input { memory, elem: slot.ty().elem };
-        let inputs: Vec<_> = step.inputs.iter().zip(inputs).map(input).collect();
-        let range = self.range(&step.inputs[parts[0].input]);
-        let calls = linear::launches(self.step, range, &inputs, &products, residual, self.multiprocessors);
-        let calls = calls.map_err(|error| Error::Refused(error.to_string()))?;
-        calls.into_iter().map(|call| bound(Ok(call))).collect()
+        let rows = step.inputs[parts[0].input].ty().rows;
+        linear::issues(self.step, rows, room(rows, &self.bucket), &products)
     }
-}
-
-/// A launch with addresses.
-fn bound<'a>(call: ingle_graph::Result<call::Call<Span<'a>>>) -> Result<Issue<'a>> {
-    let call = call.map_err(|error| Error::Refused(error.to_string()))?;
-    Ok(Issue { entry: call.entry, shape: call.shape, arguments: call.args() })
 }
 
 impl Backend for Cuda {

@@ -166,7 +166,7 @@ fn compare(
     inputs: &Inputs,
     graph: &Graph,
 ) -> Result<Option<String>> {
-    ready.upload(stream, inputs)?;
+    ready.upload(model, stream, inputs)?;
     stream.synchronize()?;
     let writes = Writes::new(ready, model, arena, spare)?;
     writes.poison(stream)?;

@@ -15,8 +15,8 @@ pub mod step;
 pub mod survey;
 pub mod weights;
 
+pub use backend::{Cuda, CudaOptions};
 #[cfg(feature = "stand-in")]
 pub use driver::stand_in;
-pub use backend::{Cuda, CudaOptions};
 pub use error::{Error, Result};
 pub use survey::survey;

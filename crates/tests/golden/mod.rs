@@ -2,6 +2,7 @@
 //! how they were computed.
 
 mod contract;
+mod cuda;
 mod engine;
 mod families;
 mod faults;

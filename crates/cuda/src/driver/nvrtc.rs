@@ -10,7 +10,8 @@ use crate::{Error, Result};
 
 /// A loaded NVRTC.
 pub struct Nvrtc {
-    f: CompilerFunctions,
+    /// Never unloaded: programs of other threads may still be in it, and it is loaded for as long as models are.
+    f: &'static CompilerFunctions,
     library: PathBuf,
     version: (u32, u32),
     /// Architectures it compiles for, without features of single ones: 80, 90, 100.
@@ -47,7 +48,7 @@ impl Nvrtc {
     /// # Errors
     /// The loader's reason, or a function that is missing.
     pub fn open(library: &Path) -> Result<Self> {
-        let f = CompilerFunctions::open(library)?;
+        let f: &'static CompilerFunctions = Box::leak(Box::new(CompilerFunctions::open(library)?));
         let (mut major, mut minor, mut count) = (0, 0, 0);
         // SAFETY: pointers to our own integers.
         unsafe {
