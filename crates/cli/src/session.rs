@@ -58,12 +58,12 @@ pub fn open_files(path: &Path) -> Result<Checkpoint> {
 /// # Errors
 /// A GPU that cannot be used, with the reason, or memory on one: bad usage.
 pub fn require_device(flags: &DeviceFlags) -> Result<()> {
-    if let Device::Cuda { index } = flags.device {
-        if let Some(error) = survey(&Search::from_env()).obstacle() {
-            return Err(Error::Usage(format!(
-                "--device cuda:{index}: {error}; or leave --device out: see ingle doctor"
-            )));
-        }
+    if let Device::Cuda { index } = flags.device
+        && let Some(error) = survey(&Search::from_env()).obstacle()
+    {
+        return Err(Error::Usage(format!(
+            "--device cuda:{index}: {error}; or leave --device out: see ingle doctor"
+        )));
     }
     if flags.gpu_memory.is_some() {
         return Err(Error::Usage(

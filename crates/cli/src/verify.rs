@@ -1,6 +1,7 @@
 //! `ingle verify`: a model against what another implementation computed from the same weights.
 
 use std::io::{Write, stdout};
+use std::path::Path;
 use std::sync::Arc;
 
 use ingle_cuda::{Cuda, CudaOptions};
@@ -35,15 +36,32 @@ pub fn arms() -> String {
     ARMS.map(|(arm, what)| format!("{arm}  {what}")).join("\n      ")
 }
 
+/// What a model is compared with.
+enum With<'a> {
+    Reference(&'a Path),
+    Gpu(CudaOptions),
+}
+
 /// Makes every comparison and prints it.
 ///
 /// # Errors
 /// [`Error::Differs`] when one is outside its limit.
 pub fn verify(flags: &Verify) -> Result<()> {
     session::require_device(&flags.device)?;
+    let with = match (&flags.against, session::cuda_options(&flags.device)) {
+        (Some(against), _) => With::Reference(against),
+        (None, Some(options)) => With::Gpu(options),
+        (None, None) => {
+            let what = "verify compares a model with a reference (--against FILE) or a GPU with the CPU (--device cuda)";
+            return Err(Error::Usage(format!("{what}: give one")));
+        }
+    };
     let path = session::resolve(flags.model.named())?;
     let checkpoint = Arc::new(session::open_files(&path)?);
-    let Some(against) = &flags.against else { return devices(flags, &checkpoint) };
+    let against = match with {
+        With::Reference(against) => against,
+        With::Gpu(options) => return devices(flags, &checkpoint, options),
+    };
     files::require(against, REFERENCE_BYTES_MAX)?;
     let tensors = against.with_extension("safetensors");
     if tensors.exists() {
@@ -70,13 +88,7 @@ pub fn verify(flags: &Verify) -> Result<()> {
 }
 
 /// Compares a GPU with the CPU, or its graphs with eager execution.
-fn devices(flags: &Verify, checkpoint: &Arc<Checkpoint>) -> Result<()> {
-    let Some(options) = session::cuda_options(&flags.device) else {
-        return Err(Error::Usage(
-            "verify compares a model with a reference (--against FILE) or a GPU with the CPU (--device cuda): give one"
-                .into(),
-        ));
-    };
+fn devices(flags: &Verify, checkpoint: &Arc<Checkpoint>, options: CudaOptions) -> Result<()> {
     let counter = term::counter("comparing tokens", 0);
     let mut watch = |done, total| {
         counter.set_length(total);

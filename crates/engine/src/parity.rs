@@ -71,7 +71,7 @@ pub fn devices(
     let mut state = 1u32;
     let mut token = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (u64::from(state) * model.config.vocabulary as u64 >> 32) as u32
+        ((u64::from(state) * model.config.vocabulary as u64) >> 32) as u32
     };
     let tokens: Vec<u32> = (0..prompt).map(|_| token()).collect();
     let mut feeds = [Feed::new(&mut first, tokens.clone()), Feed::new(&mut second, tokens)];
