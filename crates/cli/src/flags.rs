@@ -669,7 +669,7 @@ mod tests {
             "bench -b 0",
             "bench -r 0",
             "inspect ollama:x",
-            "verify -m x",
+            "verify -m x --against y --replay",
             "completions tcsh",
             "serve",
         ] {
