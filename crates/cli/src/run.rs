@@ -216,7 +216,7 @@ fn stats(session: &mut Session, reply: &Reply) {
         "op.instruction set of its kernel x times it ran; the arithmetic is under numerics".into(),
     ));
     lines.extend(paths.iter().map(|PathCount { path, declined, count }| {
-        let declined = declined.map_or(String::new(), |why| format!(", declined: {why}"));
+        let declined = declined.as_ref().map_or(String::new(), |why| format!(", declined: {why}"));
         ("path", format!("{path} x {count}{declined}"))
     }));
     for (what, said) in &lines {

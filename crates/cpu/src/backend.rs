@@ -17,7 +17,7 @@ use crate::kernels::kv::Pool;
 use crate::kernels::rope::RopeTable;
 use crate::memory::Aligned;
 use crate::simd::Isa;
-use crate::task::{Frame, Needs, Scratch, Spare, Task, room};
+use crate::task::{Frame, Needs, Scratch, Spare, Task};
 use crate::threads::{Team, Worker, physical_cores, processors};
 use crate::times::Times;
 use crate::weights::Weights;
@@ -243,7 +243,7 @@ impl Backend for Cpu {
             tasks.push(task);
             paths.push(path_name(step, &model.weights, self.isa, options.float));
         }
-        let outputs = program.outputs.iter().map(|o| reserve(o.ty.bytes(room(o.ty.rows, &bucket))));
+        let outputs = program.outputs.iter().map(|o| reserve(o.ty.bytes(bucket.rows(o.ty.rows))));
         let outputs = outputs.collect::<Result<_>>()?;
         self.grow(&needs, program.arena_bytes.first().copied().unwrap_or(0))?;
         for (task, path) in tasks.iter_mut().zip(paths) {

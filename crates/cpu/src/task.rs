@@ -13,8 +13,8 @@ use ingle_graph::op::{Emit, Gated, RopeId, UNITS};
 use ingle_graph::quantize::Layout;
 use ingle_graph::reference::IntRow;
 use ingle_graph::{
-    ATTENTION_CHUNK, Activation, AttentionSpec, Bucket, FloatArithmetic, Inputs, LinearPart, Op, Rows, Slot,
-    Step, WeightId,
+    ATTENTION_CHUNK, Activation, AttentionSpec, Bucket, FloatArithmetic, Inputs, LinearPart, Op, Slot, Step,
+    WeightId,
 };
 use ingle_tensor::quant;
 
@@ -93,14 +93,6 @@ pub struct Scratch {
     attention: attention::Scratch,
 }
 
-/// Rows of a kind that a bucket has room for.
-pub fn room(rows: Rows, bucket: &Bucket) -> usize {
-    match rows {
-        Rows::T => bucket.t,
-        Rows::R => bucket.r,
-    }
-}
-
 /// A value in memory.
 #[derive(Clone, Copy, Debug)]
 struct Value {
@@ -112,7 +104,7 @@ struct Value {
 impl Value {
     fn new(slot: &Slot, bucket: &Bucket) -> Self {
         let ty = slot.ty();
-        let room = room(ty.rows, bucket);
+        let room = bucket.rows(ty.rows);
         let layout = ty.elem.digits().map(|(unit, digits)| Layout::new(room, ty.cols, unit, digits));
         Self { slot: *slot, layout }
     }
@@ -123,7 +115,7 @@ impl Value {
 
     /// Rows there is room for.
     fn room(&self, bucket: &Bucket) -> usize {
-        room(self.slot.ty().rows, bucket)
+        bucket.rows(self.slot.ty().rows)
     }
 
     fn rows(&self, frame: &Frame<'_>) -> usize {

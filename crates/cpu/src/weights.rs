@@ -86,25 +86,10 @@ impl Weights {
             what: format!("no memory for {packed} bytes of weights: {error}"),
         })?;
         for weight in &graph.weights {
-            let tensor = checkpoint.require(&weight.name)?;
+            let (tensor, data) = weight.stored(&checkpoint)?;
             let bad = |what: String| Error::Weight { name: weight.name.clone(), what };
-            if tensor.dtype != weight.dtype || tensor.bytes != weight.bytes() as u64 {
-                return Err(bad(format!(
-                    "{} of shape {:?} in the file, but the graph was built for {} [{}, {}]",
-                    tensor.dtype, tensor.shape, weight.dtype, weight.rows, weight.cols
-                )));
-            }
-            let data = checkpoint.data(tensor);
-            weight.check(data)?;
             stored.push(match weight.used {
-                WeightUse::Vector => {
-                    let mut x = vec![0.0; weight.cols];
-                    quant::decode_row(weight.dtype, data, &mut x);
-                    if weight.offset != 0.0 {
-                        x.iter_mut().for_each(|x| *x += weight.offset);
-                    }
-                    Stored::Vector(x)
-                }
+                WeightUse::Vector => Stored::Vector(weight.vector(data)),
                 WeightUse::Matrix if is_packed(weight, activations) => {
                     match Packed::new_in(&mut slab, weight.dtype, weight.rows, weight.cols, data, team) {
                         Ok(packed) => {

@@ -160,6 +160,8 @@ pub(crate) struct Ready {
     /// Rows (of kind T and R) of the last run, unless it failed.
     rows: Option<(usize, usize)>,
     state: State,
+    /// Steps that were not replays.
+    runs: u64,
 }
 
 /// The rows of an embedding table in a step's data, f32 `[tokens, cols]` from `offset` on.
@@ -207,19 +209,6 @@ impl Cuda {
         })
     }
 
-    /// What became of each program's graph: bucket, and state in words.
-    pub fn graphs(&self) -> Vec<(Bucket, String)> {
-        self.programs.iter().map(|ready| (ready.program.key.bucket, ready.state.describe())).collect()
-    }
-
-    /// Bytes of device memory that are free, and all.
-    ///
-    /// # Errors
-    /// A call that failed.
-    pub fn memory_bytes(&self) -> Result<(usize, usize)> {
-        self.context.memory_bytes()
-    }
-
     fn upload(context: &Context, stream: &Stream, bytes: &[u8]) -> Result<Buffer> {
         let buffer = Buffer::new(context, bytes.len())?;
         stream.write(buffer.all(), bytes)?;
@@ -241,24 +230,10 @@ impl Cuda {
         let mut staging = Staging::new(context)?;
         let mut weights = Vec::with_capacity(graph.weights.len());
         for weight in &graph.weights {
-            let tensor = checkpoint.require(&weight.name)?;
-            let bad = |what: String| ingle_graph::Error::Weight { name: weight.name.clone(), what };
-            if tensor.dtype != weight.dtype || tensor.bytes != weight.bytes() as u64 {
-                return Err(bad(format!(
-                    "{} of shape {:?} in the file, but the graph was built for {} [{}, {}]",
-                    tensor.dtype, tensor.shape, weight.dtype, weight.rows, weight.cols
-                )));
-            }
-            let data = checkpoint.data(tensor);
-            weight.check(data)?;
+            let (tensor, data) = weight.stored(&checkpoint)?;
             weights.push(match weight.used {
                 WeightUse::Vector => {
-                    let mut x = vec![0.0; weight.cols];
-                    quant::decode_row(weight.dtype, data, &mut x);
-                    if weight.offset != 0.0 {
-                        x.iter_mut().for_each(|x| *x += weight.offset);
-                    }
-                    Stored::Vector(Self::upload(context, stream, &bytes_of(&x))?)
+                    Stored::Vector(Self::upload(context, stream, &bytes_of(&weight.vector(data)))?)
                 }
                 WeightUse::Rows => Stored::Rows(tensor.clone()),
                 WeightUse::Matrix => {
@@ -319,7 +294,7 @@ impl Cuda {
         let outputs = program
             .outputs
             .iter()
-            .map(|output| Buffer::new(&self.context, output.ty.bytes(room(output.ty.rows, &bucket))));
+            .map(|output| Buffer::new(&self.context, output.ty.bytes(bucket.rows(output.ty.rows))));
         let outputs = outputs.collect::<Result<Vec<_>>>()?;
         self.arena.grow(program.arena_bytes.iter().copied().max().unwrap_or(0).max(1))?;
         let needs = program.steps().map(|step| spare_bytes(step, &bucket, model.kv.context)).max();
@@ -356,7 +331,7 @@ impl Cuda {
         let blobs =
             (0..BLOBS).map(|_| Ok((Pinned::new(&self.context, bytes)?, Event::new(&self.context, false)?)));
         let blobs = blobs.collect::<Result<Vec<_>>>()?;
-        let read = program.outputs.iter().map(|o| vec![0.0; room(o.ty.rows, &bucket) * o.ty.cols]).collect();
+        let read = program.outputs.iter().map(|o| vec![0.0; bucket.rows(o.ty.rows) * o.ty.cols]).collect();
         let state = State::Eager("not captured yet".into());
         let mut ready = Ready {
             program,
@@ -370,6 +345,7 @@ impl Cuda {
             next: 0,
             rows: None,
             state,
+            runs: 0,
         };
         ready.state = match self.eager {
             true => State::Eager("it was asked for".into()),
@@ -437,7 +413,10 @@ impl Ready {
     /// Runs the step whose data is under way: as the graph, where there is one. Now and then the graph is compared with
     /// eager execution again.
     fn replay_or_issue(&mut self, stream: &Stream) -> Result<()> {
-        let State::Trusted { graph, replays } = &mut self.state else { return self.issue(stream) };
+        let State::Trusted { graph, replays } = &mut self.state else {
+            self.runs += 1;
+            return self.issue(stream);
+        };
         graph.launch(stream)?;
         *replays += 1;
         if *replays % capture::SAMPLE != 0 {
@@ -512,21 +491,13 @@ fn profiled(context: &Context, stream: &Stream, ready: &Ready, inputs: &Inputs) 
     Ok(Profile { program: ready.program.clone(), inputs: inputs.clone(), times, nodes })
 }
 
-/// Rows of a value in a bucket.
-pub(crate) fn room(rows: Rows, bucket: &Bucket) -> usize {
-    match rows {
-        Rows::T => bucket.t,
-        Rows::R => bucket.r,
-    }
-}
-
 fn bytes_of(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|x| x.to_ne_bytes()).collect()
 }
 
 /// Bytes of f32 rows of a slot.
 fn f32_bytes(slot: &Slot, bucket: &Bucket) -> usize {
-    (room(slot.ty().rows, bucket) * slot.ty().cols * size_of::<f32>()).next_multiple_of(ALIGN)
+    (bucket.rows(slot.ty().rows) * slot.ty().cols * size_of::<f32>()).next_multiple_of(ALIGN)
 }
 
 /// Memory that a step needs besides its values: results that are only wanted quantized, products of a gated unit, parts of
@@ -587,7 +558,7 @@ impl<'a> Spare<'a> {
 
 impl<'a> Binder<'a> {
     fn span(&self, slot: &Slot) -> Result<Span<'a>> {
-        let bytes = slot.ty().bytes(room(slot.ty().rows, &self.bucket));
+        let bytes = slot.ty().bytes(self.bucket.rows(slot.ty().rows));
         match *slot {
             Slot::Arena { offset, .. } => self.arena.part(offset, bytes),
             Slot::Output { index, .. } => self.outputs[index].span(0, bytes),
@@ -611,7 +582,7 @@ impl<'a> Binder<'a> {
     fn layout(&self, slot: &Slot) -> Option<Layout> {
         let ty = slot.ty();
         let (unit, digits) = ty.elem.digits()?;
-        Some(Layout::new(room(ty.rows, &self.bucket), ty.cols, unit, digits))
+        Some(Layout::new(self.bucket.rows(ty.rows), ty.cols, unit, digits))
     }
 
     fn pools(&self, layer: usize) -> kv::Pools<'a> {
@@ -653,7 +624,7 @@ impl<'a> Binder<'a> {
         let other = |what: &str| Err(Error::Refused(format!("{} with {what}", step.op.name())));
         let Some(first) = step.outputs.first().or(step.inputs.first()) else { return other("no values") };
         let (kind, cols) = (first.ty().rows, first.ty().cols as u32);
-        let rows = room(kind, &self.bucket) as u32;
+        let rows = self.bucket.rows(kind) as u32;
         let at = self.step;
         let elementwise = |entry, arguments: Vec<Arg<'a>>| {
             vec![Issue { entry, shape: elementwise::shape(rows, cols), arguments }]
@@ -791,7 +762,7 @@ impl<'a> Binder<'a> {
             });
         }
         let rows = step.inputs[parts[0].input].ty().rows;
-        linear::issues(self.step, rows, room(rows, &self.bucket), &products)
+        linear::issues(self.step, rows, self.bucket.rows(rows), &products)
     }
 }
 
@@ -836,15 +807,10 @@ impl Backend for Cuda {
         for ready in &self.programs {
             let bucket = ready.program.key.bucket;
             let path = format!("graph.t{}s{}r{}", bucket.t, bucket.s, bucket.r);
-            match &ready.state {
-                State::Trusted { replays, .. } => {
-                    paths.push(PathCount { path, declined: None, count: *replays })
-                }
-                State::Eager(_) if !capture::is_captured(&bucket) => {
-                    paths.push(PathCount { path, declined: Some("a prompt runs once"), count: 1 });
-                }
-                State::Eager(_) => paths.push(PathCount { path, declined: Some("not proved"), count: 1 }),
-            }
+            paths.push(match &ready.state {
+                State::Trusted { replays, .. } => PathCount { path, declined: None, count: *replays },
+                State::Eager(why) => PathCount { path, declined: Some(why.clone()), count: ready.runs },
+            });
         }
         let mut count = [0; 8];
         if self.stream.read(&mut count, self.saturated.all()).is_ok() && count != [0; 8] {

@@ -43,20 +43,8 @@ pub enum State {
     },
 }
 
-impl State {
-    /// A word for reports.
-    pub fn describe(&self) -> String {
-        match self {
-            State::Eager(why) => format!("eager: {why}"),
-            State::Trusted { graph, replays } => {
-                format!("trusted, {} nodes, {replays} replays", graph.nodes())
-            }
-        }
-    }
-}
-
 /// Whether steps of a bucket are captured: those that add one token to each sequence. A prompt runs once.
-pub fn is_captured(bucket: &Bucket) -> bool {
+fn is_captured(bucket: &Bucket) -> bool {
     bucket.t == bucket.s && bucket.t == bucket.r
 }
 

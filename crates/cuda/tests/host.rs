@@ -9,7 +9,7 @@ use ingle_cuda::kernels::{Source, elementwise, embed, kv, norm};
 use ingle_cuda::step::{FROM_HOST, StepLayout};
 use ingle_graph::op::RopeStyle;
 use ingle_graph::program::KvLayer;
-use ingle_graph::{Activation, Bucket, Inputs, KvInputs, KvType, PAGE, RopeSpec, math, reference};
+use ingle_graph::{Bucket, Inputs, KvInputs, KvType, PAGE, RopeSpec, math, reference};
 
 use shim::{Host, Value, assert_bits, bytes, floats, launch, numbers};
 
@@ -104,17 +104,8 @@ fn elementwise_kernels_have_the_bits_of_the_reference() {
     let [rows, columns] = [0, cols as u32].map(Value::U32);
     let [s, x, y, out] = [0, 1, 2, 3].map(Value::Memory);
     let pairs = |f: &dyn Fn(f32, f32) -> f32| a.iter().zip(&b).map(|(&a, &b)| f(a, b)).collect::<Vec<_>>();
-    let act = |act| move |gate, up| reference::activate(act, gate) * up;
-    let two = [
-        (elementwise::ADD, pairs(&|a, b| a + b)),
-        (elementwise::SILU, pairs(&act(Activation::Silu))),
-        (elementwise::GELU_TANH, pairs(&act(Activation::GeluTanh))),
-        (elementwise::GELU_ERF, pairs(&act(Activation::GeluErf))),
-    ];
-    for (entry, want) in two {
-        let back = launch(host, entry, shape, &memory, &[s, rows, columns, x, y, out]);
-        assert_bits(entry.name, &floats(&back[3]), &padded(&want, cols, BUCKET.t));
-    }
+    let back = launch(host, elementwise::ADD, shape, &memory, &[s, rows, columns, x, y, out]);
+    assert_bits("add_rows", &floats(&back[3]), &padded(&pairs(&|a, b| a + b), cols, BUCKET.t));
     let one = [
         (elementwise::SCALE, 0.3, pairs(&|a, _| a * 0.3)),
         (elementwise::SOFTCAP, 30.0, pairs(&|a, _| 30.0 * math::tanh(a / 30.0))),

@@ -218,7 +218,7 @@ pub struct PathCount {
     /// Path name: `linear.int.avx512vnni`.
     pub path: String,
     /// `None` when engaged, else the reason.
-    pub declined: Option<&'static str>,
+    pub declined: Option<String>,
     /// Times.
     pub count: u64,
 }

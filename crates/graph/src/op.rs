@@ -3,7 +3,7 @@
 //! Every value is a matrix `[rows, cols]`; heads are a factor of `cols`. Row counts are symbolic ([`Rows`]): positions,
 //! page tables and lengths are inputs of a step, so no shape depends on how long a sequence is.
 
-use ingle_tensor::{DType, quant};
+use ingle_tensor::{Checkpoint, DType, TensorInfo, quant};
 
 use crate::{Error, Result};
 
@@ -134,6 +134,35 @@ impl Weight {
     /// arithmetic is a float one.
     pub fn unit(&self) -> Option<usize> {
         self.dtype.is_quantized().then(|| self.dtype.block_len())
+    }
+
+    /// The stored tensor and its bytes, checked.
+    ///
+    /// # Errors
+    /// A tensor that is missing; [`Error::Weight`]: one that is not what the graph was built for, or a scale that has no
+    /// finite meaning.
+    pub fn stored<'a>(&self, checkpoint: &'a Checkpoint) -> Result<(&'a TensorInfo, &'a [u8])> {
+        let tensor = checkpoint.require(&self.name)?;
+        if tensor.dtype != self.dtype || tensor.bytes != self.bytes() as u64 {
+            let what = format!(
+                "{} of shape {:?} in the file, but the graph was built for {} [{}, {}]",
+                tensor.dtype, tensor.shape, self.dtype, self.rows, self.cols
+            );
+            return Err(Error::Weight { name: self.name.clone(), what });
+        }
+        let data = checkpoint.data(tensor);
+        self.check(data)?;
+        Ok((tensor, data))
+    }
+
+    /// A vector's elements, with the offset, from its stored bytes.
+    pub fn vector(&self, data: &[u8]) -> Vec<f32> {
+        let mut x = vec![0.0; self.cols];
+        quant::decode_row(self.dtype, data, &mut x);
+        if self.offset != 0.0 {
+            x.iter_mut().for_each(|x| *x += self.offset);
+        }
+        x
     }
 
     /// Checks the stored tensor for what only its bytes can tell.

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::Rows;
+
 /// `--numerics`: which float arithmetics may be used.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Numerics {
@@ -177,6 +179,14 @@ impl Bucket {
     pub fn holding(t: usize, s: usize, r: usize) -> Self {
         let up = |n: usize| n.max(1).next_power_of_two();
         Self { t: up(t), s: up(s), r: up(r) }
+    }
+
+    /// Rows of a kind that there is room for.
+    pub fn rows(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::T => self.t,
+            Rows::R => self.r,
+        }
     }
 }
 

@@ -521,16 +521,9 @@ struct Memory {
 }
 
 impl Memory {
-    fn room(&self, rows: Rows) -> usize {
-        match rows {
-            Rows::T => self.bucket.t,
-            Rows::R => self.bucket.r,
-        }
-    }
-
     fn layout(&self, slot: &Slot) -> Option<Layout> {
         let ty = slot.ty();
-        ty.elem.digits().map(|(unit, digits)| Layout::new(self.room(ty.rows), ty.cols, unit, digits))
+        ty.elem.digits().map(|(unit, digits)| Layout::new(self.bucket.rows(ty.rows), ty.cols, unit, digits))
     }
 
     fn bytes(&self, slot: &Slot) -> &[u8] {

@@ -24,16 +24,6 @@ extern "C" __global__ void softcap_rows(const Step* step, u32 rows, u32 cols, co
     if (element(step, rows, cols, &i)) y[i] = mul(cap, contract_tanh(quotient(x[i], cap)));
 }
 
-#define GATED(name, act)                                                                                               \
-    extern "C" __global__ void name(const Step* step, u32 rows, u32 cols, const float* gate, const float* up,          \
-                                    float* y) {                                                                        \
-        u64 i;                                                                                                         \
-        if (element(step, rows, cols, &i)) y[i] = mul(act(gate[i]), up[i]);                                            \
-    }
-GATED(glu_silu, contract_silu)
-GATED(glu_gelu_tanh, contract_gelu_tanh)
-GATED(glu_gelu_erf, contract_gelu_erf)
-
 // x [T, cols] -> y [R, cols]: row wanted_rows[r].
 extern "C" __global__ void take_rows(const Step* step, u32 cols, const float* x, float* y) {
     u64 i;

@@ -1,6 +1,6 @@
 //! Ops that work on one element at a time, and the choice of wanted rows.
 
-use ingle_graph::{Activation, Rows};
+use ingle_graph::Rows;
 
 use super::Source;
 use crate::driver::Param::{F32, Memory, U32};
@@ -12,14 +12,6 @@ pub const ADD: Entry = Entry { name: "add_rows", params: &[Memory, U32, U32, Mem
 pub const SCALE: Entry = Entry { name: "scale_rows", params: &[Memory, U32, U32, Memory, F32, Memory] };
 /// cap * tanh(x / cap)
 pub const SOFTCAP: Entry = Entry { name: "softcap_rows", params: &[Memory, U32, U32, Memory, F32, Memory] };
-/// fl(silu(gate) * up)
-pub const SILU: Entry = Entry { name: "glu_silu", params: &[Memory, U32, U32, Memory, Memory, Memory] };
-/// fl(gelu_tanh(gate) * up)
-pub const GELU_TANH: Entry =
-    Entry { name: "glu_gelu_tanh", params: &[Memory, U32, U32, Memory, Memory, Memory] };
-/// fl(gelu_erf(gate) * up)
-pub const GELU_ERF: Entry =
-    Entry { name: "glu_gelu_erf", params: &[Memory, U32, U32, Memory, Memory, Memory] };
 /// Rows that are wanted.
 pub const TAKE_ROWS: Entry = Entry { name: "take_rows", params: &[Memory, U32, Memory, Memory] };
 
@@ -27,26 +19,17 @@ pub const TAKE_ROWS: Entry = Entry { name: "take_rows", params: &[Memory, U32, M
 pub const SOURCE: Source = Source {
     name: "elementwise",
     text: include_str!("elementwise.cu"),
-    entries: &[ADD, SCALE, SOFTCAP, SILU, GELU_TANH, GELU_ERF, TAKE_ROWS],
+    entries: &[ADD, SCALE, SOFTCAP, TAKE_ROWS],
 };
 
 const THREADS: u32 = 256;
-
-/// The kernel of a gated unit.
-pub fn glu(act: Activation) -> Entry {
-    match act {
-        Activation::Silu => SILU,
-        Activation::GeluTanh => GELU_TANH,
-        Activation::GeluErf => GELU_ERF,
-    }
-}
 
 /// Shape of every launch here: `rows` of the bucket.
 pub fn shape(rows: u32, cols: u32) -> Launch {
     Launch::new([rows, cols.div_ceil(THREADS)], THREADS)
 }
 
-/// Arguments of [`ADD`] and of a gated unit: a, b, y `[rows, cols]`.
+/// Arguments of [`ADD`]: a, b, y `[rows, cols]`.
 pub fn two<'a>(step: Span<'a>, rows: Rows, cols: u32, a: Span<'a>, b: Span<'a>, y: Span<'a>) -> [Arg<'a>; 6] {
     let [step, a, b, y] = [step, a, b, y].map(Arg::Memory);
     [step, super::rows(rows), Arg::U32(cols), a, b, y]

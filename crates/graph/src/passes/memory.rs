@@ -3,7 +3,7 @@
 //! input's place only where that input has no other reader on the device.
 
 use crate::builder::Graph;
-use crate::op::{Op, Rows, ValueId};
+use crate::op::{Op, ValueId};
 use crate::options::Bucket;
 
 /// Alignment of every value, in bytes.
@@ -54,11 +54,7 @@ fn lives(graph: &Graph) -> Vec<Option<Life>> {
 
 fn bytes(graph: &Graph, v: usize, bucket: &Bucket) -> usize {
     let ty = graph.values[v];
-    let rows = match ty.rows {
-        Rows::T => bucket.t,
-        Rows::R => bucket.r,
-    };
-    ty.bytes(rows).next_multiple_of(ALIGN)
+    ty.bytes(bucket.rows(ty.rows)).next_multiple_of(ALIGN)
 }
 
 /// Which input, if any, an output of node `i` may overwrite.
