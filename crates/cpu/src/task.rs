@@ -207,6 +207,7 @@ enum Work {
     Store { layer: usize, k: Value, v: Value, rotate: Option<(RopeId, Value, Value)> },
     Attention { spec: AttentionSpec, float: FloatArithmetic, q: Value, emit: Emission },
     TakeRows { x: Value, y: Value },
+    Carried { index: usize, y: Value },
 }
 
 /// How much memory a prepared program needs besides its arena.
@@ -303,6 +304,7 @@ impl Task {
                 Work::Attention { spec: spec.clone(), float, q, emit: Emission::new(emit, &outputs) }
             }
             (Op::TakeRows, &[x], &[y]) => Work::TakeRows { x, y },
+            (Op::Carried { index }, [], &[y]) => Work::Carried { index: *index, y },
             (op, i, o) => {
                 return Err(format!(
                     "step {}: {} with {} inputs and {} outputs does not run here",
@@ -472,6 +474,14 @@ impl Task {
                     let wanted = frame.inputs.wanted[row] as usize;
                     // SAFETY: rows of two different values.
                     unsafe { x.row(frame, wanted).copy_to_nonoverlapping(y.row(frame, row), y.cols()) };
+                });
+            }
+            Work::Carried { index, y } => {
+                let rows = frame.inputs.carried[*index].chunks_exact(y.cols());
+                spread(worker, y.rows(frame), |row| {
+                    let Some(x) = rows.clone().nth(row) else { return };
+                    // SAFETY: a row of the value, as long as the other.
+                    unsafe { x.as_ptr().copy_to_nonoverlapping(y.row(frame, row), y.cols()) };
                 });
             }
         }

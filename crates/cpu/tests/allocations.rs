@@ -131,6 +131,7 @@ fn inputs(rows: &[(u32, u32)]) -> Inputs {
             table_stride: stride,
         }],
         wanted: vec![rows.len() as u32 - 1],
+        ..Inputs::default()
     }
 }
 

@@ -152,8 +152,10 @@ pub(crate) struct Ready {
     pub(crate) outputs: Vec<Buffer>,
     /// Results on the host, by output.
     read: Vec<Vec<f32>>,
+    /// By output: what it is copied through, where another device wants it in every step.
+    through: Vec<Option<Pinned>>,
     layout: StepLayout,
-    embedded: Vec<Embedded>,
+    brought: Vec<Brought>,
     device: Buffer,
     blobs: Vec<(Pinned, Event)>,
     next: usize,
@@ -164,12 +166,33 @@ pub(crate) struct Ready {
     runs: u64,
 }
 
-/// The rows of an embedding table in a step's data, f32 `[tokens, cols]` from `offset` on.
+/// Rows in a step's data, f32 `[rows, cols]` from `offset` on.
 #[derive(Clone, Copy)]
-struct Embedded {
-    table: usize,
+struct Brought {
+    from: Source,
     offset: usize,
+    rows: Rows,
     cols: usize,
+}
+
+/// Where rows in a step's data come from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// The embedding table of this number: a row for each token.
+    Table(usize),
+    /// Another part of the program, on another device.
+    Carried(usize),
+}
+
+impl Source {
+    /// Of an op that reads such rows.
+    fn of(op: &Op) -> Option<Self> {
+        match op {
+            Op::Embed { table, .. } => Some(Self::Table(table.0 as usize)),
+            Op::Carried { index } => Some(Self::Carried(*index)),
+            _ => None,
+        }
+    }
 }
 
 impl Cuda {
@@ -279,15 +302,13 @@ impl Cuda {
         let strides: Vec<usize> = program.kv_groups.iter().map(|_| model.kv.context.div_ceil(PAGE)).collect();
         let layout = StepLayout::new(bucket, &strides)?;
         let mut bytes = layout.bytes().next_multiple_of(ALIGN);
-        let tables = program.steps().filter_map(|step| match step.op {
-            Op::Embed { table, .. } => Some(table.0 as usize),
-            _ => None,
-        });
-        let embedded: Vec<Embedded> = tables
-            .map(|table| {
-                let (offset, cols) = (bytes, model.declared[table].cols);
-                bytes += (bucket.t * cols * size_of::<f32>()).next_multiple_of(ALIGN);
-                Embedded { table, offset, cols }
+        let brought: Vec<Brought> = program
+            .steps()
+            .filter_map(|step| Some((Source::of(&step.op)?, step.outputs.first()?)))
+            .map(|(from, slot)| {
+                let (offset, ty) = (bytes, slot.ty());
+                bytes += f32_bytes(slot, &bucket);
+                Brought { from, offset, rows: ty.rows, cols: ty.cols }
             })
             .collect();
         let device = Buffer::new(&self.context, bytes)?;
@@ -304,7 +325,7 @@ impl Cuda {
             model,
             step: device.span(0, layout.bytes())?,
             blob: device.all(),
-            embedded: &embedded,
+            brought: &brought,
             arena: self.arena.span(0, self.arena.backed_bytes())?,
             spare: self.spare.span(0, self.spare.backed_bytes())?,
             outputs: &outputs,
@@ -332,14 +353,19 @@ impl Cuda {
             (0..BLOBS).map(|_| Ok((Pinned::new(&self.context, bytes)?, Event::new(&self.context, false)?)));
         let blobs = blobs.collect::<Result<Vec<_>>>()?;
         let read = program.outputs.iter().map(|o| vec![0.0; bucket.rows(o.ty.rows) * o.ty.cols]).collect();
+        let through = program.outputs.iter().zip(&outputs).map(|(output, buffer)| {
+            output.is_carried().then(|| Pinned::new(&self.context, buffer.all().bytes())).transpose()
+        });
+        let through = through.collect::<Result<_>>()?;
         let state = State::Eager("not captured yet".into());
         let mut ready = Ready {
             program,
             steps,
             outputs,
             read,
+            through,
             layout,
-            embedded,
+            brought,
             device,
             blobs,
             next: 0,
@@ -383,18 +409,33 @@ impl Cuda {
             return Err(Error::Refused(format!("output {output} of {}", ready.outputs.len())));
         };
         let values = if of.ty.rows == Rows::T { t } else { r } * of.ty.cols;
-        let mut bytes = vec![0u8; values * size_of::<f32>()];
-        let from = buffer.span(0, bytes.len())?;
-        self.stream.read(&mut bytes, from)?;
+        let from = buffer.span(0, values * size_of::<f32>())?;
         let to = &mut ready.read[output][..values];
-        for (to, bytes) in to.iter_mut().zip(bytes.chunks_exact(4)) {
-            *to = f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let put = |to: &mut [f32], bytes: &[u8]| {
+            to.iter_mut().zip(bytes.as_chunks().0).for_each(|(to, &bytes)| *to = f32::from_ne_bytes(bytes));
+        };
+        match &mut ready.through[output] {
+            Some(pinned) => {
+                self.stream.download(pinned, 0, from)?;
+                put(to, pinned.bytes()?);
+            }
+            None => {
+                let mut bytes = vec![0u8; from.bytes()];
+                self.stream.read(&mut bytes, from)?;
+                put(to, &bytes);
+            }
         }
         Ok(to)
     }
 }
 
 impl Ready {
+    /// Values that other parts of the program bring: elements of each, in a step that fills the bucket.
+    pub(crate) fn carried_sizes(&self, bucket: &Bucket) -> impl Iterator<Item = usize> {
+        let carried = self.brought.iter().filter(|rows| matches!(rows.from, Source::Carried(_)));
+        carried.map(|rows| bucket.rows(rows.rows) * rows.cols)
+    }
+
     /// Writes a step's data and begins its copy to the device.
     pub(crate) fn upload(&mut self, model: &Model, stream: &Stream, inputs: &Inputs) -> Result<()> {
         self.fill(model, inputs)?;
@@ -446,16 +487,29 @@ impl Ready {
         event.synchronize()?;
         let bytes = blob.bytes()?;
         self.layout.fill(inputs, None, &mut bytes[..self.layout.bytes()])?;
-        for &Embedded { table, offset, cols } in &self.embedded {
-            let (weight, Stored::Rows(tensor)) = (&model.declared[table], &model.weights[table]) else {
-                return Err(Error::Refused(format!("{} is no table", model.declared[table].name)));
+        for &Brought { from, offset, rows, cols } in &self.brought {
+            let to = bytes[offset..].chunks_exact_mut(4 * cols).take(inputs.rows(rows));
+            let put = |to: &mut [u8], row: &[f32]| {
+                to.as_chunks_mut().0.iter_mut().zip(row).for_each(|(to, x)| *to = x.to_ne_bytes());
             };
-            let (data, row_bytes) = (model.checkpoint.data(tensor), weight.bytes() / weight.rows);
-            let mut row = vec![0.0; cols];
-            for (&token, to) in inputs.tokens.iter().zip(bytes[offset..].chunks_exact_mut(4 * cols)) {
-                let at = token as usize * row_bytes;
-                quant::decode_row(weight.dtype, &data[at..at + row_bytes], &mut row);
-                to.chunks_exact_mut(4).zip(&row).for_each(|(to, x)| to.copy_from_slice(&x.to_ne_bytes()));
+            match from {
+                Source::Table(table) => {
+                    let (weight, Stored::Rows(tensor)) = (&model.declared[table], &model.weights[table])
+                    else {
+                        return Err(Error::Refused(format!("{} is no table", model.declared[table].name)));
+                    };
+                    let (data, row_bytes) = (model.checkpoint.data(tensor), weight.bytes() / weight.rows);
+                    let mut row = vec![0.0; cols];
+                    for (&token, to) in inputs.tokens.iter().zip(to) {
+                        let at = token as usize * row_bytes;
+                        quant::decode_row(weight.dtype, &data[at..at + row_bytes], &mut row);
+                        put(to, &row);
+                    }
+                }
+                Source::Carried(index) => {
+                    let carried = inputs.carried[index].chunks_exact(cols);
+                    to.zip(carried).for_each(|(to, row)| put(to, row));
+                }
             }
         }
         Ok(())
@@ -539,7 +593,7 @@ struct Binder<'a> {
     outputs: &'a [Buffer],
     saturated: Span<'a>,
     blob: Span<'a>,
-    embedded: &'a [Embedded],
+    brought: &'a [Brought],
 }
 
 /// Takes memory from the spare, piece by piece.
@@ -631,13 +685,15 @@ impl<'a> Binder<'a> {
         };
         let sizes = [rows as usize, cols as usize];
         Ok(match (&step.op, inputs.as_slice()) {
-            (Op::Embed { table, scale }, []) => {
-                let Some(from) = self.embedded.iter().find(|from| from.table == table.0 as usize) else {
-                    return other("no table");
+            (Op::Embed { .. } | Op::Carried { .. }, []) => {
+                let from = Source::of(&step.op);
+                let Some(from) = self.brought.iter().find(|rows| Some(rows.from) == from) else {
+                    return other("no rows");
                 };
+                let scale = if let Op::Embed { scale, .. } = step.op { scale } else { 1.0 };
                 let x = self.blob.part(from.offset, rows as usize * from.cols * size_of::<f32>())?;
                 let y = self.span(first)?;
-                elementwise(elementwise::SCALE, elementwise::one(at, kind, cols, x, *scale, y).into())
+                elementwise(elementwise::SCALE, elementwise::one(at, kind, cols, x, scale, y).into())
             }
             (Op::RmsNorm { weight, eps, group, emit }, &[x]) => {
                 let (outputs, weight) = (self.outputs(&step.outputs, emit)?, self.vector(*weight)?);
@@ -806,7 +862,8 @@ impl Backend for Cuda {
         let mut paths = self.paths.clone();
         for ready in &self.programs {
             let bucket = ready.program.key.bucket;
-            let path = format!("graph.t{}s{}r{}", bucket.t, bucket.s, bucket.r);
+            let part = ready.program.part.map_or(String::new(), |part| format!(".segment{part}"));
+            let path = format!("graph.t{}s{}r{}{part}", bucket.t, bucket.s, bucket.r);
             paths.push(match &ready.state {
                 State::Trusted { replays, .. } => PathCount { path, declined: None, count: *replays },
                 State::Eager(why) => PathCount { path, declined: Some(why.clone()), count: ready.runs },

@@ -88,8 +88,14 @@ impl<'a> Writes<'a> {
     }
 }
 
+/// Numbers between -1 and 1, others in each step of a proof.
+fn pattern(size: usize, first: usize) -> Vec<f32> {
+    (0..size).map(|i| ((i * 37 + first * 11) % 201) as f32 / 100.0 - 1.0).collect()
+}
+
 /// A step of the proof: each row is a sequence of its own, whose pages are all page 0.
-fn inputs(bucket: &Bucket, groups: usize, first: usize, context: usize) -> Inputs {
+fn inputs(ready: &Ready, groups: usize, first: usize, context: usize) -> Inputs {
+    let bucket = &ready.program.key.bucket;
     let rows = bucket.t;
     let position = |row: usize| (first + row) % context;
     let kv = KvInputs {
@@ -105,6 +111,7 @@ fn inputs(bucket: &Bucket, groups: usize, first: usize, context: usize) -> Input
         sequences: (0..rows as u32).collect(),
         kv: vec![kv; groups],
         wanted: (0..rows as u32).collect(),
+        carried: ready.carried_sizes(bucket).map(|size| pattern(size, first)).collect(),
     }
 }
 
@@ -136,7 +143,7 @@ pub fn prove(
         )));
     }
     for first in POSITIONS {
-        let inputs = inputs(&bucket, model.kv.pages.len(), first.min(model.kv.context - 1), model.kv.context);
+        let inputs = inputs(ready, model.kv.pages.len(), first.min(model.kv.context - 1), model.kv.context);
         if let Some(differs) = compare(ready, model, stream, arena, spare, &inputs, &graph)? {
             return Ok(State::Eager(format!("replay differs from eager execution in {differs}")));
         }

@@ -193,6 +193,7 @@ mod tests {
             sequences: vec![0, 0, 1],
             kv: vec![kv(4, 100), kv(3, 200)],
             wanted: vec![1, 2],
+            ..Inputs::default()
         }
     }
 

@@ -55,6 +55,7 @@ fn inputs() -> Inputs {
         sequences: vec![0, 0, 1],
         kv: vec![kv(&[1, 2, 3]), kv(&[40, 41, 127])],
         wanted: vec![2, 0],
+        ..Inputs::default()
     }
 }
 

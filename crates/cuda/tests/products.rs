@@ -90,7 +90,7 @@ fn step(t: usize, room: usize) -> Vec<u8> {
     let layout = StepLayout::new(Bucket { t: room, s: 1, r: 1 }, &[]).expect("it fits");
     let (tokens, wanted) = (vec![0; t], vec![0]);
     let inputs =
-        Inputs { positions: tokens.clone(), sequences: tokens.clone(), tokens, wanted, kv: Vec::new() };
+        Inputs { positions: tokens.clone(), sequences: tokens.clone(), tokens, wanted, ..Inputs::default() };
     let mut blob = vec![0xFF; layout.bytes()];
     layout.fill(&inputs, None, &mut blob).expect("it fits");
     blob

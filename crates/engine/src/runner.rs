@@ -125,7 +125,7 @@ impl Runner {
     pub fn outputs(&self) -> Vec<String> {
         let ready = self.last.and_then(|bucket| self.programs.get(&bucket));
         let outputs = ready.into_iter().flat_map(|ready| &ready.program.outputs);
-        outputs.map(|output| output.name.clone()).collect()
+        outputs.filter(|output| !output.is_carried()).map(|output| output.name.clone()).collect()
     }
 
     /// The result of this name of the last run: `[rows, columns]`.

@@ -75,6 +75,8 @@ pub struct Inputs {
     pub kv: Vec<KvInputs>,
     /// Rows whose result is wanted.
     pub wanted: Vec<u32>,
+    /// What other parts of a program for several devices computed for this one, `[rows, cols]` each.
+    pub carried: Vec<Vec<f32>>,
 }
 
 impl Inputs {
@@ -135,6 +137,14 @@ impl Inputs {
         }
         if let Some(w) = self.wanted.iter().find(|&&w| w as usize >= t) {
             return bad(format!("wanted row {w} of {t}"));
+        }
+        for step in program.steps() {
+            let (crate::Op::Carried { index }, [to]) = (&step.op, step.outputs.as_slice()) else { continue };
+            let wanted = self.rows(to.ty().rows) * to.ty().cols;
+            let found = self.carried.get(*index).map_or(0, Vec::len);
+            if found != wanted {
+                return bad(format!("{}: {found} carried values for {wanted}", step.name));
+            }
         }
         let groups = program.kv_groups.len();
         if groups > 0 && (self.kv.len() != groups || kv.pages.len() != groups) {

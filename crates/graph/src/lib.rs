@@ -15,6 +15,7 @@ pub mod passes;
 pub mod program;
 pub mod quantize;
 pub mod reference;
+pub mod split;
 pub mod verify;
 
 pub use backend::{Backend, Inputs, KvInputs, KvPlan, Prepared, Profile, StepTime};

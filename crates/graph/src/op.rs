@@ -330,10 +330,15 @@ pub enum Op {
     },
     /// x `[T, cols]` -> `[R, cols]`: rows wanted\[r\].
     TakeRows,
-    /// x of device `from` -> x on the node's own device.
+    /// x of device `from` -> x on the node's own device. x is one of the program's outputs.
     Copy {
         /// Device that holds the input.
         from: usize,
+    },
+    /// () -> x: what another part of a program computed ([`crate::split`]), as the step's inputs bring it.
+    Carried {
+        /// Index into [`crate::Inputs::carried`].
+        index: usize,
     },
 }
 
@@ -378,6 +383,7 @@ impl Op {
             Op::Attention { .. } => "attention",
             Op::TakeRows => "take_rows",
             Op::Copy { .. } => "copy",
+            Op::Carried { .. } => "carried",
         }
     }
 

@@ -86,17 +86,45 @@ names!(Numerics, "numerics mode", Fast => "fast", Exact => "exact");
 names!(Activations, "activation type", Int8 => "int8", Int16 => "int16", F32 => "f32");
 names!(KvType, "KV type", F16 => "f16", BF16 => "bf16", F32 => "f32", Q8_0 => "q8_0");
 
-/// Which device runs which layers: device `i` runs layers from `first[i]` up to the next device's first.
-/// Nodes before the first layer run with the first layer, nodes after the last with the last.
+/// Layers that follow each other on one device.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Stretch {
+    /// First layer; the last is the one before the next stretch.
+    pub first: usize,
+    /// Device, counted from 0.
+    pub device: usize,
+}
+
+/// Which device runs which layers. What comes before the first layer runs with it; what comes after the last counts as one
+/// layer more.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Placement {
-    /// First layer of each device, ascending, starting with 0.
-    pub first: Vec<usize>,
+    /// Stretches, ascending, the first from layer 0 on. A device may have several.
+    pub stretches: Vec<Stretch>,
 }
 
 impl Default for Placement {
     fn default() -> Self {
-        Self { first: vec![0] }
+        Self::of(&[(0, 0)])
+    }
+}
+
+impl Placement {
+    /// From first layer and device of each stretch.
+    pub fn of(stretches: &[(usize, usize)]) -> Self {
+        let stretch = |&(first, device): &(usize, usize)| Stretch { first, device };
+        Self { stretches: stretches.iter().map(stretch).collect() }
+    }
+
+    /// The device of a layer.
+    pub fn device(&self, layer: usize) -> usize {
+        let stretch = self.stretches.iter().rev().find(|stretch| stretch.first <= layer);
+        stretch.map_or(0, |stretch| stretch.device)
+    }
+
+    /// How many devices it names, if it names all up to the last.
+    pub fn devices(&self) -> usize {
+        self.stretches.iter().map(|stretch| stretch.device + 1).max().unwrap_or(1)
     }
 }
 

@@ -82,10 +82,20 @@ pub struct Segment {
 /// A named result of a program.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Output {
-    /// `logits`, `hidden.3`.
+    /// `logits`, `hidden.3`; [`CARRIED`] and the node that wrote it where only another segment wants it.
     pub name: String,
     /// Type.
     pub ty: ValueType,
+}
+
+/// What the names of outputs begin with that are no results, but what one segment computes for another.
+pub const CARRIED: &str = "carried.";
+
+impl Output {
+    /// Whether only another segment wants it.
+    pub fn is_carried(&self) -> bool {
+        self.name.starts_with(CARRIED)
+    }
 }
 
 /// Keys and values of one layer.
@@ -139,7 +149,9 @@ pub fn first_visible(window: Option<usize>, position: usize) -> usize {
 pub struct Program {
     /// Its name.
     pub key: PlanKey,
-    /// Segments in order.
+    /// Which of its segments this is, where it is a part of a program for several devices ([`crate::split`]).
+    pub part: Option<usize>,
+    /// Segments in order. What a segment reads of others it copies before all else.
     pub segments: Vec<Segment>,
     /// Results.
     pub outputs: Vec<Output>,

@@ -491,6 +491,7 @@ impl Interpreter {
                 }
             }
             Op::Copy { .. } => return Err(Error::Inputs(format!("{}: a copy outside run", step.name))),
+            Op::Carried { index } => y.extend(&inputs.carried[*index]),
         }
         step.outputs.iter().for_each(|slot| memory.write(slot, &y));
         Ok(())

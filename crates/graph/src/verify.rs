@@ -193,7 +193,12 @@ fn types(graph: &Graph, node: &Node) -> std::result::Result<(), String> {
                 && f32_in(0),
             "wants one f32 input [T, cols] and an output [R, cols]",
         ),
-        Op::Copy { .. } => want(input.len() == 1 && output == input, "wants one input and an equal output"),
+        Op::Copy { .. } => {
+            want(input.len() == 1 && f32_in(0) && output == input, "wants one f32 input and an equal output")
+        }
+        Op::Carried { .. } => {
+            want(input.is_empty() && output.len() == 1 && output[0].elem == Elem::F32, "wants one f32 output")
+        }
     }
 }
 

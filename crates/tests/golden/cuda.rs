@@ -5,11 +5,17 @@ use std::sync::Arc;
 
 use ingle_cuda::stand_in::StandIn;
 use ingle_cuda::{Cuda, CudaOptions};
+use ingle_engine::batch::{self, Part};
+use ingle_engine::kv::Span;
 use ingle_engine::parity;
-use ingle_graph::{Backend, PlanOptions};
+use ingle_engine::runner::Runner;
+use ingle_graph::backend::PathCount;
+use ingle_graph::options::Placement;
+use ingle_graph::split::Split;
+use ingle_graph::{Backend, Inputs, PlanOptions};
 use ingle_tensor::Checkpoint;
 
-use super::fixture;
+use super::{fixture, runner};
 use crate::cpu;
 
 fn open(device: &StandIn, eager: bool) -> Cuda {
@@ -29,4 +35,94 @@ fn a_model_has_the_bits_of_the_cpu() {
     let parity = parity.expect("both run");
     assert_eq!(parity.first, None, "{parity:?}");
     assert!(parity.steps > 3 && parity.values > 100_000, "{parity:?}");
+}
+
+/// Logits, as bits, of a prompt for each of three sequences and of decoding them: one, then two, then three together, over
+/// the border of a page.
+fn logits(runner: &mut Runner) -> Vec<Vec<u32>> {
+    let vocabulary = runner.model().config.vocabulary as u32;
+    let tokens = |s: u32| (0..40).map(|i| (i * 37 + 11 + s * 101) % vocabulary).collect::<Vec<u32>>();
+    let tokens = [0, 1, 2].map(tokens);
+    let groups = runner.kv().pages.len();
+    let pages = |s: u32| vec![Span { first: 0, pages: [1 + 2 * s, 2 + 2 * s].into() }; groups];
+    let spans = [0, 1, 2].map(pages);
+    let mut inputs = Inputs::default();
+    let mut step = |parts: &[(usize, usize, usize)]| {
+        let part = |&(s, computed, n): &(usize, usize, usize)| Part {
+            tokens: &tokens[s],
+            computed,
+            n,
+            spans: &spans[s],
+            all_rows: true,
+        };
+        let parts: Vec<Part<'_>> = parts.iter().map(part).collect();
+        batch::fill(&mut inputs, &parts, &vec![2; groups]);
+        runner.run(&inputs).expect("runs");
+        runner.output("logits").expect("logits").iter().map(|x| x.to_bits()).collect()
+    };
+    let mut all: Vec<Vec<u32>> = vec![step(&[(0, 0, 29)]), step(&[(1, 0, 7), (2, 0, 30)])];
+    all.extend((29..31).map(|at| step(&[(0, at, 1)])));
+    all.extend((31..33).map(|at| step(&[(0, at, 1), (1, at - 24, 1)])));
+    all.extend((33..36).map(|at| step(&[(0, at, 1), (1, at - 24, 1), (2, at - 3, 1)])));
+    all
+}
+
+/// Graphs of a runner: each with its replays, or why it is not used.
+fn graphs(runner: &mut Runner) -> Vec<PathCount> {
+    runner.backend().paths().into_iter().filter(|path| path.path.starts_with("graph.")).collect()
+}
+
+/// A model on the GPU, the CPU and the GPU again, cut at several points: each GPU segment of a decode step has a graph of
+/// its own, and replayed and eager they have the bits of the CPU alone.
+#[test]
+fn layers_on_gpu_cpu_and_gpu_have_the_bits_of_the_cpu() {
+    let Some(device) = StandIn::new("layers on GPU, CPU and GPU") else { return };
+    for (path, cuts) in [
+        ("gguf/llama-s1/model-legacy.gguf", vec![[(0, 0), (1, 1), (2, 0)]]),
+        ("gguf/gemma3_text-s1/model-q8_0.gguf", vec![[(0, 0), (1, 1), (2, 0)], [(0, 0), (2, 1), (3, 0)]]),
+        ("models/qwen2_swa", vec![[(0, 0), (1, 1), (2, 0)]]),
+    ] {
+        let want = logits(&mut runner(path, cpu(1, None), PlanOptions::default(), 3));
+        for cut in cuts {
+            let split = |eager| {
+                let devices = vec![Box::new(open(&device, eager)) as Box<dyn Backend>, cpu(1, None)];
+                let options = PlanOptions { placement: Placement::of(&cut), ..PlanOptions::default() };
+                runner(path, Box::new(Split::new(devices)), options, 3)
+            };
+            let (mut eager, mut captured) = (split(true), split(false));
+            assert!(logits(&mut eager) == want, "{path}: eager, cut at {cut:?}");
+            assert!(logits(&mut captured) == want, "{path}: replayed, cut at {cut:?}");
+            let graphs = graphs(&mut captured);
+            for (bucket, replays) in [("t1s1r1", 2), ("t2s2r2", 2), ("t4s4r4", 3)] {
+                for segment in [0, 2] {
+                    let path = format!("graph.{bucket}.segment{segment}");
+                    let count = graphs.iter().find(|graph| graph.path == path);
+                    let count = count.unwrap_or_else(|| panic!("{path}: none of {graphs:?}"));
+                    assert_eq!((&count.declined, count.count), (&None, replays), "{path}, cut at {cut:?}");
+                }
+            }
+        }
+    }
+}
+
+/// What one GPU segment's graph meets is that segment's alone: it runs eagerly, says why, and the other is replayed.
+#[test]
+fn a_segment_whose_capture_fails_runs_eagerly() {
+    let Some(device) = StandIn::new("a segment without a graph") else { return };
+    let path = "gguf/llama-s1/model-legacy.gguf";
+    let want = logits(&mut runner(path, cpu(1, None), PlanOptions::default(), 3));
+    let devices = vec![Box::new(open(&device, false)) as Box<dyn Backend>, cpu(1, None)];
+    let placement = Placement::of(&[(0, 0), (1, 1), (2, 0)]);
+    let options = PlanOptions { placement, ..PlanOptions::default() };
+    let mut split = runner(path, Box::new(Split::new(devices)), options, 3);
+    device.fail("end", 1, 901);
+    assert!(logits(&mut split) == want);
+    let graphs = graphs(&mut split);
+    let of = |segment: usize| {
+        let path = format!("graph.t1s1r1.segment{segment}");
+        graphs.iter().find(|graph| graph.path == path).unwrap_or_else(|| panic!("{path}: none of {graphs:?}"))
+    };
+    assert_eq!((&of(0).declined, of(0).count), (&None, 2));
+    let why = of(2).declined.as_ref().unwrap_or_else(|| panic!("{graphs:?}"));
+    assert!(why.contains("cuStreamEndCapture"), "{why}");
 }

@@ -1,11 +1,16 @@
 //! Every switch is part of the plan key, both ways, and no fusion changes a bit.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use ingle_engine::batch::{self, Part};
+use ingle_engine::runner::kv_plan_of_all;
 use ingle_graph::options::{FloatArithmetic, Placement};
 use ingle_graph::reference::Interpreter;
-use ingle_graph::{Activations, Bucket, Inputs, KvType, Numerics, Op, PlanKey, PlanOptions, dump, passes};
+use ingle_graph::split::{Share, Split};
+use ingle_graph::{
+    Activations, Backend, Bucket, Inputs, KvType, Numerics, Op, PlanKey, PlanOptions, dump, passes,
+};
 use ingle_models::Model;
 
 use super::{MODELS, checkpoint, runner, spans};
@@ -44,7 +49,7 @@ fields! {
     fuse_residual: true, false;
     fuse_gated: true, false;
     taps: false, true;
-    placement: Placement { first: Vec::from([0]) }, Placement { first: Vec::from([0, 1]) };
+    placement: Placement::of(&[(0, 0)]), Placement::of(&[(0, 0), (1, 1)]);
 }
 
 fn gates() -> impl Iterator<Item = &'static Field> {
@@ -134,25 +139,80 @@ fn fused_equals_unfused() {
     }
 }
 
-/// A program split over two devices runs copies between its segments and gives the same bits.
+/// A program for several devices has the bits of one: as a whole, with copies between its segments, and in parts that run
+/// on devices of their own, each with its share of the weights. A device may come twice.
 #[test]
 fn split_over_devices_equals_whole() {
     for path in [
         "models/llama",
+        "models/qwen2_swa",
         "gguf/llama-s1/model-legacy.gguf",
         "gguf/gemma2-s1/model-q8_0.gguf",
         "gguf/gemma3_text-s1/model-q8_0.gguf",
     ] {
-        let want = logits(&mut runner(path, Box::new(Interpreter::new()), PlanOptions::default(), 1));
-        for first in [vec![0, 1], vec![0, 1, 2], vec![0, 2]] {
-            let options =
-                PlanOptions { placement: Placement { first: first.clone() }, ..PlanOptions::default() };
-            let mut split = runner(path, Box::new(Interpreter::new()), options, 1);
-            let program = split.prepare(Bucket::holding(1, 1, 1)).expect("compiles");
-            assert_eq!(program.segments.len(), first.len());
-            assert!(logits(&mut split) == want, "{path}: split at {first:?}");
+        let interpreter = || Box::new(Interpreter::new()) as Box<dyn Backend>;
+        let want = logits(&mut runner(path, interpreter(), PlanOptions::default(), 1));
+        let layers = Model::open(&checkpoint(path)).expect("a fixture").config.layers;
+        for stretches in [
+            vec![(0, 0), (1, 1)],
+            vec![(0, 0), (1, 1), (2, 0)],
+            vec![(0, 1), (1, 0)],
+            vec![(0, 0), (layers, 1)],
+            vec![(0, 2), (1, 0), (layers, 1)],
+        ] {
+            let placement = Placement::of(&stretches);
+            let devices = (0..placement.devices()).map(|_| interpreter()).collect();
+            for taps in [false, true] {
+                let options = PlanOptions { placement: placement.clone(), taps, ..PlanOptions::default() };
+                let mut whole = runner(path, interpreter(), options.clone(), 1);
+                let program = whole.prepare(Bucket::holding(1, 1, 1)).expect("compiles");
+                assert_eq!(program.segments.len(), stretches.len(), "{path}: {stretches:?}");
+                assert!(logits(&mut whole) == want, "{path}: one device, {stretches:?}");
+            }
+            let options = PlanOptions { placement, ..PlanOptions::default() };
+            let mut split = runner(path, Box::new(Split::new(devices)), options, 1);
+            assert!(logits(&mut split) == want, "{path}: split at {stretches:?}");
+            assert_eq!(split.outputs(), ["logits", "peaks"], "{path}: what is carried is no result");
         }
     }
+}
+
+/// What devices hold of a model is all of it, nothing twice but tables that both read; and each holds what it runs.
+#[test]
+fn shares_are_the_whole_model() {
+    let checkpoint = checkpoint("gguf/gemma3_text-s1/model-q8_0.gguf");
+    let graph = Model::open(&checkpoint).expect("a fixture").graph;
+    let placement = Placement::of(&[(0, 0), (1, 1), (2, 0)]);
+    let shares = [0, 1].map(|device| Share::of(&graph, &placement, device).graph);
+    assert_eq!(shares[0].kv.len() + shares[1].kv.len(), graph.kv.len());
+    assert_eq!(shares[1].kv.len(), 1);
+    for weight in &graph.weights {
+        let held = shares.iter().filter(|share| share.weights.contains(weight)).count();
+        assert_eq!(held, 1, "{}", weight.name);
+        let own = usize::from(weight.name.starts_with("blk.1."));
+        assert!(shares[own].weights.contains(weight), "{} belongs to device {own}", weight.name);
+    }
+    assert!(Share::of(&graph, &placement, 2).is_empty());
+}
+
+/// A placement on more devices than there are, and a program of another placement, are refused by name.
+#[test]
+fn placements_that_do_not_fit_are_refused() {
+    let checkpoint = checkpoint("gguf/llama-s1/model-legacy.gguf");
+    let model = Model::open(&checkpoint).expect("a fixture");
+    let options = |stretches| PlanOptions { placement: Placement::of(stretches), ..PlanOptions::default() };
+    let interpreters = || (0..2).map(|_| Box::new(Interpreter::new()) as Box<dyn Backend>).collect();
+    let kv = kv_plan_of_all(&model.graph, 64, 1);
+    let mut split = Split::new(interpreters());
+    let three = options(&[(0, 0), (1, 2)]);
+    let error = split.load(&model.graph, checkpoint.clone(), &three, kv.clone()).expect_err("three devices");
+    assert!(error.to_string().contains("a placement on 3 devices, but there are 2"), "{error}");
+    let mut split = Split::new(interpreters());
+    split.load(&model.graph, checkpoint, &options(&[(0, 0), (1, 1)]), kv).expect("two devices");
+    let key = PlanKey { bucket: Bucket::holding(1, 1, 1), options: options(&[(0, 1), (1, 0)]) };
+    let program = passes::compile(&model.graph, &key).expect("compiles");
+    let error = split.prepare(Arc::new(program)).expect_err("the other way round").to_string();
+    assert!(error.contains("is not of the share of device"), "{error}");
 }
 
 /// Which inputs of quantized products have two digits: those of query, key and value whose weights have units of 256.

@@ -223,7 +223,7 @@ mod tests {
             sequences: vec![0; positions.len()],
             wanted: vec![positions.len() as u32 - 1],
             positions: positions.collect(),
-            kv: Vec::new(),
+            ..Inputs::default()
         };
         Profile { program, inputs, times, nodes: 7 }
     }

@@ -169,6 +169,7 @@ fn inputs(rows: &[(u32, u32, u32)], wanted: &[u32]) -> Inputs {
             table_stride: stride,
         }],
         wanted: wanted.to_vec(),
+        ..Inputs::default()
     }
 }
 

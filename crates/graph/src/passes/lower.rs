@@ -33,6 +33,7 @@ pub fn run(graph: &Graph, plan: &Plan, key: &PlanKey) -> Program {
     }
     Program {
         key: key.clone(),
+        part: None,
         segments,
         outputs: graph
             .outputs
@@ -58,7 +59,7 @@ fn cost(graph: &Graph, node: &Node) -> Cost {
             let unit = if gated.is_some() { 4 * elements } else { 0 };
             weights.fold((0, unit), |(b, f), w| (b + w.bytes() as u64, f + 2 * (w.rows * w.cols) as u64))
         }
-        Op::Embed { .. } | Op::TakeRows | Op::Copy { .. } | Op::KvStore { .. } => (0, 0),
+        Op::Embed { .. } | Op::TakeRows | Op::Copy { .. } | Op::Carried { .. } | Op::KvStore { .. } => (0, 0),
         Op::RmsNorm { weight, .. } => (graph.weight(*weight).bytes() as u64, 4 * elements),
         Op::Rope { .. } | Op::RopeStore { .. } => (0, 6 * elements),
         Op::Quantize { .. } | Op::Glu(_) | Op::Softcap(_) => (0, 4 * elements),
