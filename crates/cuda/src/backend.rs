@@ -16,6 +16,7 @@ use ingle_graph::{
 };
 use ingle_tensor::{Checkpoint, TensorInfo, quant};
 
+use crate::budget::{self, Room};
 use crate::capture::{self, State};
 use crate::compile::{Compiler, Search};
 use crate::driver::{
@@ -195,6 +196,47 @@ impl Source {
     }
 }
 
+/// The device memory that a program takes.
+pub(crate) struct Demand {
+    layout: StepLayout,
+    brought: Vec<Brought>,
+    /// Bytes of a step's data.
+    pub(crate) data: usize,
+    /// Bytes of each output.
+    pub(crate) outputs: Vec<usize>,
+    /// Bytes of the arena, which all programs share.
+    pub(crate) arena: usize,
+    /// Bytes of scratch, which all programs share.
+    pub(crate) spare: usize,
+}
+
+impl Demand {
+    /// Of a program's steps, in a bucket that need not be the program's own but for the arena.
+    pub(crate) fn of(program: &Program, bucket: &Bucket, context: usize) -> Result<Self> {
+        let strides: Vec<usize> = program.kv_groups.iter().map(|_| context.div_ceil(PAGE)).collect();
+        let layout = StepLayout::new(*bucket, &strides)?;
+        let mut data = layout.bytes().next_multiple_of(ALIGN);
+        let rows = program.steps().filter_map(|step| Some((Source::of(&step.op)?, step.outputs.first()?)));
+        let brought = rows.map(|(from, slot)| {
+            let (offset, ty) = (data, slot.ty());
+            data += f32_bytes(slot, bucket);
+            Brought { from, offset, rows: ty.rows, cols: ty.cols }
+        });
+        let brought = brought.collect();
+        let outputs = program.outputs.iter().map(|output| output.ty.bytes(bucket.rows(output.ty.rows)));
+        let arena = program.arena_bytes.iter().copied().max().unwrap_or(0).max(1);
+        let spare = program.steps().map(|step| spare_bytes(step, bucket, context)).max();
+        Ok(Self {
+            layout,
+            brought,
+            data,
+            outputs: outputs.collect(),
+            arena,
+            spare: spare.unwrap_or(0).max(1),
+        })
+    }
+}
+
 impl Cuda {
     /// Opens a GPU and compiles nothing yet.
     ///
@@ -229,6 +271,19 @@ impl Cuda {
             paths: Vec::new(),
             profiling: false,
             profile: None,
+        })
+    }
+
+    /// Memory for a model: what is free on the device now, less a reserve for the driver.
+    ///
+    /// # Errors
+    /// A call that failed.
+    pub fn room(&self) -> Result<Room> {
+        let (free, all) = self.context.memory_bytes()?;
+        Ok(Room {
+            free: free as u64,
+            reserve: budget::reserve(all as u64),
+            granularity: self.arena.granularity(),
         })
     }
 
@@ -299,27 +354,13 @@ impl Cuda {
             return Err(Error::Refused("a program of another graph than the loaded one".into()));
         }
         let bucket = program.key.bucket;
-        let strides: Vec<usize> = program.kv_groups.iter().map(|_| model.kv.context.div_ceil(PAGE)).collect();
-        let layout = StepLayout::new(bucket, &strides)?;
-        let mut bytes = layout.bytes().next_multiple_of(ALIGN);
-        let brought: Vec<Brought> = program
-            .steps()
-            .filter_map(|step| Some((Source::of(&step.op)?, step.outputs.first()?)))
-            .map(|(from, slot)| {
-                let (offset, ty) = (bytes, slot.ty());
-                bytes += f32_bytes(slot, &bucket);
-                Brought { from, offset, rows: ty.rows, cols: ty.cols }
-            })
-            .collect();
+        let Demand { layout, brought, data: bytes, outputs, arena, spare } =
+            Demand::of(&program, &bucket, model.kv.context)?;
         let device = Buffer::new(&self.context, bytes)?;
-        let outputs = program
-            .outputs
-            .iter()
-            .map(|output| Buffer::new(&self.context, output.ty.bytes(bucket.rows(output.ty.rows))));
+        let outputs = outputs.into_iter().map(|bytes| Buffer::new(&self.context, bytes));
         let outputs = outputs.collect::<Result<Vec<_>>>()?;
-        self.arena.grow(program.arena_bytes.iter().copied().max().unwrap_or(0).max(1))?;
-        let needs = program.steps().map(|step| spare_bytes(step, &bucket, model.kv.context)).max();
-        self.spare.grow(needs.unwrap_or(0).max(1))?;
+        self.arena.grow(arena)?;
+        self.spare.grow(spare)?;
         let binder = Binder {
             bucket,
             model,

@@ -18,7 +18,8 @@ use ingle_tensor::Checkpoint;
 use super::{fixture, runner};
 use crate::cpu;
 
-fn open(device: &StandIn, eager: bool) -> Cuda {
+/// The stand-in as a backend.
+pub fn open(device: &StandIn, eager: bool) -> Cuda {
     let options = CudaOptions { search: device.search(), eager, ..CudaOptions::default() };
     Cuda::on(device.driver(), &options).expect("the stand-in opens")
 }
@@ -39,7 +40,7 @@ fn a_model_has_the_bits_of_the_cpu() {
 
 /// Logits, as bits, of a prompt for each of three sequences and of decoding them: one, then two, then three together, over
 /// the border of a page.
-fn logits(runner: &mut Runner) -> Vec<Vec<u32>> {
+pub fn logits(runner: &mut Runner) -> Vec<Vec<u32>> {
     let vocabulary = runner.model().config.vocabulary as u32;
     let tokens = |s: u32| (0..40).map(|i| (i * 37 + 11 + s * 101) % vocabulary).collect::<Vec<u32>>();
     let tokens = [0, 1, 2].map(tokens);

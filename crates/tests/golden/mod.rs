@@ -7,6 +7,7 @@ mod engine;
 mod families;
 mod faults;
 mod keys;
+mod placement;
 mod plans;
 mod verify;
 mod window;

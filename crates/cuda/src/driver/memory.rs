@@ -268,6 +268,11 @@ impl Reservation {
         self.memory.usable()
     }
 
+    /// Bytes that a step of it is a multiple of.
+    pub fn granularity(&self) -> usize {
+        self.granularity
+    }
+
     /// Bytes that can be backed.
     pub fn reserved_bytes(&self) -> usize {
         match &self.memory.raw().kind {
