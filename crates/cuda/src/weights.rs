@@ -2,7 +2,8 @@
 //!
 //! A matrix is up to three planes, each `[row][...]`, so that a range of rows can be made and copied alone. The first plane
 //! of an integer form holds chunks of 16 bytes, units in groups of eight with chunk c of all units of a group before
-//! chunk c + 1: eight lanes that own a unit each then read 128 bytes in a row. `kernels/matrix.cuh` reads it.
+//! chunk c + 1: eight lanes that own a unit each then read 128 bytes in a row. Rows of the other planes are padded to whole
+//! chunks. `kernels/matrix.cuh` reads it.
 
 use ingle_graph::op::Weight;
 use ingle_tensor::DType;
@@ -118,6 +119,20 @@ impl Form {
         Some(UnitSize { columns, chunks, second, third })
     }
 
+    /// Bytes of a unit in each plane; none for floats.
+    pub fn unit_bytes(self) -> [usize; 3] {
+        self.size().map_or([0; 3], |size| [size.chunks * CHUNK, size.second, size.third])
+    }
+
+    /// Whether units have a minimum.
+    pub fn has_minima(self) -> bool {
+        match self {
+            Self::Q4_1 | Self::Q5_1 | Self::Q4K | Self::Q5K => true,
+            Self::Wide { minima, .. } => minima,
+            _ => false,
+        }
+    }
+
     /// Columns of a unit of the integer product; `None` for floats.
     pub fn unit(self) -> Option<usize> {
         self.size().map(|size| size.columns)
@@ -169,7 +184,8 @@ impl MatrixLayout {
         match self.form.size() {
             Some(size) => {
                 let units = self.cols / size.columns;
-                [units * size.chunks * CHUNK, units * size.second, units * size.third]
+                let small = |bytes: usize| (units * bytes).next_multiple_of(CHUNK);
+                [units * size.chunks * CHUNK, small(size.second), small(size.third)]
             }
             None => {
                 let element = if self.form == Form::F32 { 4 } else { 2 };
@@ -348,6 +364,7 @@ pub struct Matrix {
     layout: MatrixLayout,
     buffer: Buffer,
     multiprocessors: u32,
+    shared_bytes_max: u32,
 }
 
 impl Matrix {
@@ -391,8 +408,10 @@ impl Matrix {
                 from += sizes[plane];
             }
         }
-        let multiprocessors = context.device().multiprocessors as u32;
-        Ok(Self { layout, buffer, multiprocessors })
+        let device = context.device();
+        let (multiprocessors, shared_bytes_max) =
+            (device.multiprocessors as u32, device.shared_bytes_max as u32);
+        Ok(Self { layout, buffer, multiprocessors, shared_bytes_max })
     }
 
     /// How it lies there.
@@ -408,6 +427,11 @@ impl Matrix {
     /// Multiprocessors of its device.
     pub fn multiprocessors(&self) -> u32 {
         self.multiprocessors
+    }
+
+    /// Most shared memory that its device gives a block.
+    pub fn shared_bytes_max(&self) -> u32 {
+        self.shared_bytes_max
     }
 }
 

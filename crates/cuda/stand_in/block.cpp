@@ -19,6 +19,9 @@ const Source* Source::first;
 size_t running;
 uint64_t exchanged[THREADS_MOST];
 unsigned char* shared;
+uint32_t operands[THREADS_MOST][6];
+Copies copies[THREADS_MOST];
+// Threads, and blocks, run from the last to the first.
 bool reversed;
 std::string fault_text;
 
@@ -174,6 +177,7 @@ static void run_block(size_t count) {
     for (size_t i = 0; i < count; i++) {
         start(fibers[i].place, stacks + i * STACK, begin);
         fibers[i].wait = RUNS;
+        copies[i].begun.clear(), copies[i].group = 0;
     }
     size_t warps = (count + 31) / 32;
     for (bool any = true; any;) {

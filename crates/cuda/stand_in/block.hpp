@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 struct Dim {
     unsigned x, y, z;
@@ -16,6 +17,23 @@ enum Wait { RUNS, AT_BLOCK, AT_WARP, DONE };
 extern size_t running;
 extern uint64_t exchanged[1024];
 extern unsigned char* shared;
+
+// Operands of tensor cores, as lanes hold them: four words of the first, two of the second.
+extern uint32_t operands[1024][6];
+
+// Copies that a thread has begun, by the group they belong to. A copy may be done at once or when it is waited for, so it is
+// done at once in the order from last to first, and as late as can be in the other.
+struct Copy {
+    void* to;
+    const void* from;
+    size_t bytes, group;
+};
+struct Copies {
+    std::vector<Copy> begun;
+    size_t group;
+};
+extern Copies copies[1024];
+extern bool reversed;
 
 // Lets the others of the block run until all of the warp, or of the block, wait here too.
 void pause(Wait wait);

@@ -88,6 +88,46 @@ template <typename T> static inline T __shfl_xor_sync(unsigned, T x, unsigned ma
     return exchange(x, stand_in::running % 32 ^ mask);
 }
 
+// d = c + a * b of a warp, a 16 x 32 and b 32 x 8 bytes, signed or not, as kernels' tensor.cuh says they lie.
+static inline void tensor_multiply(int* d, const unsigned* a, bool a_unsigned, const unsigned* b, bool b_unsigned,
+                                   const int* c) {
+    size_t own = stand_in::running, lane = own % 32;
+    auto warp = stand_in::operands + own / 32 * 32;
+    memcpy(warp[lane], a, 16), memcpy(warp[lane] + 4, b, 8);
+    stand_in::pause(stand_in::AT_WARP);
+    auto value = [](unsigned word, int i, bool is_unsigned) {
+        unsigned byte = word >> (8 * i) & 255;
+        return is_unsigned ? (int)byte : (int)(signed char)byte;
+    };
+    for (int i = 0; i < 4; i++) {
+        int sum = c[i];
+        for (int k = 0; k < 8; k++) {
+            unsigned x = warp[lane / 4 * 4 + k % 4][i / 2 + k / 4 * 2];
+            unsigned y = warp[(lane % 4 * 2 + i % 2) * 4 + k % 4][4 + k / 4];
+            for (int j = 0; j < 4; j++) sum += value(x, j, a_unsigned) * value(y, j, b_unsigned);
+        }
+        d[i] = sum;
+    }
+    stand_in::pause(stand_in::AT_WARP);
+}
+
+// ---- Copies beside other work (block.hpp says when they are done).
+
+static inline void begin_copy(void* to, const void* from, size_t bytes) {
+    stand_in::Copies& own = stand_in::copies[stand_in::running];
+    if (stand_in::reversed) memcpy(to, from, bytes);
+    else own.begun.push_back({to, from, bytes, own.group});
+}
+static inline void end_copies() { stand_in::copies[stand_in::running].group++; }
+// All groups but the last few.
+static inline void wait_for_copies(size_t last) {
+    stand_in::Copies& own = stand_in::copies[stand_in::running];
+    size_t done = 0;
+    for (; done < own.begun.size() && own.begun[done].group + last < own.group; done++)
+        memcpy(own.begun[done].to, own.begun[done].from, own.begun[done].bytes);
+    own.begun.erase(own.begun.begin(), own.begun.begin() + done);
+}
+
 // Shared memory of the size that the launch says.
 static inline unsigned char* dynamic_shared() { return stand_in::shared; }
 

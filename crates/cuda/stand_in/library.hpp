@@ -17,9 +17,6 @@ struct Shape {
 // Runs all blocks of a launch: 0, or the status of what went wrong, of which `fault_text` then tells.
 int run(const Kernel& kernel, const Shape& shape, void* const* values);
 
-// Runs threads, and blocks, from the last to the first.
-extern bool reversed;
-
 extern std::string fault_text;
 
 // What an address is, in words.

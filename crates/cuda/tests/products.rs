@@ -188,10 +188,10 @@ const EXTRAS: [Extras; 4] = [
     Extras { bias: false, scale: false, residual: true },
 ];
 
-/// Most rows of a matrix here.
+/// Rows of a matrix that differ.
 const MATRIX_ROWS: usize = 42;
 
-/// Rows of a matrix as stored, the first of those that are encoded once: some encoders try a great many codes.
+/// Rows of a matrix as stored, those that are encoded once over and over: some encoders try a great many codes.
 fn stored(dtype: DType, rows: usize, cols: usize) -> Vec<u8> {
     static ENCODED: Mutex<BTreeMap<(&str, usize), Vec<u8>>> = Mutex::new(BTreeMap::new());
     let row_bytes = cols / dtype.block_len() * dtype.block_bytes();
@@ -204,7 +204,7 @@ fn stored(dtype: DType, rows: usize, cols: usize) -> Vec<u8> {
         }
         data
     });
-    data[..rows * row_bytes].to_vec()
+    data.iter().copied().cycle().take(rows * row_bytes).collect()
 }
 
 /// Products of `t` rows, in a bucket of `room`, with matrices of these rows in one launch.
@@ -318,11 +318,54 @@ fn integer_products_have_the_bits_of_the_reference() {
 #[test]
 fn few_units_and_three_parts_have_the_bits_of_the_reference() {
     let Some(device) = Device::new() else { return };
-    for dtype in [DType::Q4_0, DType::Q5_0, DType::Q8_0, DType::MXFP4, DType::Q4K, DType::Q6K, DType::NVFP4] {
-        for units in [1, 3, 8] {
+    for dtype in TILED.into_iter().chain([DType::NVFP4]) {
+        for (units, t) in [(1, 2), (3, 1), (8, 2), (9, 9)] {
             let (cols, rows) = (units * dtype.block_len(), vec![1, 40, 9]);
-            Case { dtype, cols, rows, t: 2, room: 2, digits: 1, extras: EXTRAS[2] }.check(&device);
+            Case { dtype, cols, rows, t, room: t, digits: 1, extras: EXTRAS[2] }.check(&device);
         }
+    }
+}
+
+/// Formats whose products with several rows are made on tensor cores.
+const TILED: [DType; 11] = [
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q8_0,
+    DType::IQ4NL,
+    DType::MXFP4,
+    DType::Q4K,
+    DType::Q5K,
+    DType::Q6K,
+    DType::IQ4XS,
+];
+
+#[test]
+fn any_rows_of_tiles_have_the_bits_of_the_reference() {
+    let Some(device) = Device::new() else { return };
+    for (i, dtype) in TILED.into_iter().enumerate() {
+        // Two stages and part of a third, and its last group of units not whole.
+        let cols = 2 * 2048 + if dtype.block_len() == 32 { 11 * 32 } else { 256 };
+        for (j, t) in [2, 7, 9, 16, 17, 33, 70, 129].into_iter().enumerate() {
+            let (digits, extras) = (1 + (i + j) % 2, EXTRAS[(i + j / 2) % 4]);
+            let rows = if extras.residual { vec![19] } else { vec![16, 3] };
+            Case { dtype, cols, rows, t, room: t + j % 3, digits, extras }.check(&device);
+        }
+    }
+}
+
+/// More tiles than blocks, some of matrices whose last one is not whole.
+#[test]
+fn blocks_that_make_several_tiles_have_the_bits_of_the_reference() {
+    let Some(device) = Device::new() else { return };
+    for (dtype, cols, rows, t) in [
+        (DType::Q4K, 512, vec![2 * 132 * 32 + 40, 8, 333], 2),
+        (DType::Q6K, 2304, vec![132 * 32 + 50], 9),
+        (DType::Q8_0, 96, vec![2000, 2 * 132 * 32 + 1], 3),
+        (DType::Q5_0, 2080, vec![132 * 32 + 32, 1], 9),
+    ] {
+        Case { dtype, cols, rows, t, room: t, digits: 1, extras: EXTRAS[2] }.check(&device);
     }
 }
 

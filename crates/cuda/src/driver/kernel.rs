@@ -270,12 +270,16 @@ impl Function {
         })
     }
 
-    /// Allows launches with up to this much dynamic shared memory.
+    /// Allows launches with up to this much dynamic shared memory, and no less than before.
     ///
     /// # Errors
     /// Inside a capture window; more than the device has.
     pub fn allow_shared(&self, bytes: u32) -> Result<()> {
         capture::outside("a shared-memory opt-in")?;
+        // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        if self.attribute(8)? >= bytes as usize {
+            return Ok(());
+        }
         let context = &self.module.0.context;
         // SAFETY: our own function; 8 is CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
         let set =

@@ -1,10 +1,10 @@
-// Products with integer weights for a few rows of activations.
+// Products with integer weights for one row of activations, and for a few where there are no tiles (tile.cuh).
 //
 // A warp makes four rows of the matrix. Of the eight lanes of such a row each owns one of the contract's accumulators, and
 // so every eighth unit: nothing is exchanged until the end. A block takes its activations into shared memory, `slab` units
 // at a time.
 #pragma once
-#include "matrix.cuh"
+#include "tile.cuh"
 
 // Activations in shared memory: row by row, of each row digit by digit. Digits lie like chunks of weights, units in groups
 // of eight, so that eight lanes read neighbouring 16 bytes; sums and scales lie in order.
@@ -56,10 +56,12 @@ static __device__ __forceinline__ void stage(const Staged& to, const Quantized& 
 // LESS than the weights; `scale` and, with a minimum, `minimum`. AHEAD units are loaded before the first is used.
 template <class F, u32 CHUNKS_, u32 SECOND_, u32 THIRD_, i32 LESS, int MINIMUM, u32 AHEAD_>
 struct Units32 {
-    static constexpr u32 SECOND = SECOND_, THIRD = THIRD_, AHEAD = AHEAD_, BLOCKS = 2;
+    static constexpr u32 UNIT = 32, CHUNKS = CHUNKS_, SECOND = SECOND_, THIRD = THIRD_, AHEAD = AHEAD_, BLOCKS = 2;
+    static constexpr int MINIMA = MINIMUM;
     static __device__ __forceinline__ u32 unit() { return 32; }
     static __device__ __forceinline__ u32 scale_unit() { return 32; }
     static __device__ __forceinline__ u32 chunks() { return CHUNKS_; }
+    static __device__ __forceinline__ float row_minimum(const UnitRow&) { return 0.0f; }
     template <class Unit>
     static __device__ __forceinline__ float minimum(const Unit&) {
         return 0.0f;
@@ -107,16 +109,21 @@ static __device__ __forceinline__ void fifth_bits(u32 high, u32* q) {
 // twelve bytes of packed pairs, as in the file; F has `group`: integers [64 g, 64 g + 64), a byte each.
 template <class F, u32 CHUNKS_>
 struct UnitsK {
-    static constexpr u32 SECOND = 0, THIRD = 0, AHEAD = 1, BLOCKS = 2;
+    static constexpr u32 UNIT = 256, CHUNKS = CHUNKS_, SECOND = 0, THIRD = 0, AHEAD = 1, BLOCKS = 2;
+    static constexpr int MINIMA = MINIMUM_OF_SUB_UNITS;
     static __device__ __forceinline__ u32 unit() { return 256; }
     static __device__ __forceinline__ u32 scale_unit() { return 256; }
     static __device__ __forceinline__ u32 chunks() { return CHUNKS_; }
+    // Sub-scales and sub-minima 0 to 3, and 4 to 7, a byte each.
+    static __device__ __forceinline__ void sub_units(const Words& header, u32* scales, u32* minima) {
+        u32 a = header.at[1], b = header.at[2], c = header.at[3];
+        scales[0] = a & 0x3F3F3F3Fu, scales[1] = (c & 0x0F0F0F0Fu) | (a >> 2 & 0x30303030u);
+        minima[0] = b & 0x3F3F3F3Fu, minima[1] = (c >> 4 & 0x0F0F0F0Fu) | (b >> 2 & 0x30303030u);
+    }
     template <int R, int D, class Unit>
     static __device__ __forceinline__ void accumulate(const Unit& w, const Staged& x, u32 v, float* acc) {
-        u32 a = w.header.at[1], b = w.header.at[2], c = w.header.at[3];
-        // Sub-scales and sub-minima 0 to 3, and 4 to 7, a byte each.
-        const u32 scales[2] = {a & 0x3F3F3F3Fu, (c & 0x0F0F0F0Fu) | (a >> 2 & 0x30303030u)};
-        const u32 minima[2] = {b & 0x3F3F3F3Fu, (c >> 4 & 0x0F0F0F0Fu) | (b >> 2 & 0x30303030u)};
+        u32 scales[2], minima[2];
+        sub_units(w.header, scales, minima);
         i32 products[R * D];
 #pragma unroll
         for (u32 rd = 0; rd < R * D; rd++) products[rd] = 0;
@@ -155,6 +162,33 @@ struct UnitsK {
             float da = x.scales[row * x.scale_stride + v];
             acc[row] = tail<MINIMUM_OF_SUB_UNITS, D>(acc[row], d, m, da, products + row * D, sums);
         }
+    }
+    // For tiles. Codes have at most five bits, so that their products with three bits of a sub-scale are bytes.
+    static constexpr bool HIGH = UNSIGNED;
+    static __device__ __forceinline__ i32 join(i32 high, i32 low) { return 8 * high + low; }
+    static __device__ __forceinline__ void digits(const UnitRow& row, u32 t, u32* high, u32* low, u32* minima) {
+        u32 scales[2], least[2];
+        sub_units(row.chunk(0), scales, least);
+#pragma unroll
+        for (u32 h = 0; h < 2; h++) {
+            minima[h] = least[h] >> (8 * t) & 255;
+            u32 upper = scales[h] >> 3 & 0x07070707u, lower = scales[h] & 0x07070707u;
+#pragma unroll
+            for (u32 g = 2 * h; g < 2 * h + 2; g++) {
+                u32 q[4];
+                F::words(row, t, g, q);
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    u32 of = g % 2 * 2 + i / 2;
+                    high[4 * g + i] = q[i] * (u32)byte_of(upper, of);
+                    low[4 * g + i] = q[i] * (u32)byte_of(lower, of);
+                }
+            }
+        }
+    }
+    static __device__ __forceinline__ float row_scale(const UnitRow& row) { return widen_f16((u16)row.word(0, 0)); }
+    static __device__ __forceinline__ float row_minimum(const UnitRow& row) {
+        return negated(widen_f16((u16)(row.word(0, 0) >> 16)));
     }
 };
 
@@ -227,10 +261,5 @@ static __device__ __forceinline__ void few_rows(const Step* step, u32 which, u32
 // All products of a format.
 #define LINEAR(name, F)                                                                                                \
     FEW_ROWS(name, F, 1, 1)                                                                                            \
-    FEW_ROWS(name, F, 2, 1)                                                                                            \
-    FEW_ROWS(name, F, 4, 1)                                                                                            \
-    FEW_ROWS(name, F, 8, 1)                                                                                            \
     FEW_ROWS(name, F, 1, 2)                                                                                            \
-    FEW_ROWS(name, F, 2, 2)                                                                                            \
-    FEW_ROWS(name, F, 4, 2)                                                                                            \
-    FEW_ROWS(name, F, 8, 2)
+    TILES(name, F)

@@ -8,14 +8,14 @@ use ingle_graph::op::Elem;
 use ingle_graph::quantize::Layout;
 use ingle_tensor::DType;
 
-use super::{Issue, Source};
+use super::{Issue, Source, tile};
 use crate::driver::Param::{F32, Memory, U32};
 use crate::driver::{Arg, Entry, Launch, Param, Span};
 use crate::weights::{Form, Matrix, MatrixLayout};
 use crate::{Error, Result};
 
 const FEW: &[Param] = &[
-    Memory, U32, U32, U32, U32, Memory, Memory, // step, rows, room, cols, slab, x, residual
+    Memory, U32, U32, U32, U32, Memory, Memory, // step, rows, room, cols, slab or shape, x, residual
     Memory, U32, Memory, F32, Memory, // weights, rows, bias, scale, y
     Memory, U32, Memory, F32, Memory, //
     Memory, U32, Memory, F32, Memory,
@@ -34,26 +34,30 @@ const MANY_FLOATS: &[Param] = &[
     Memory, U32, Memory, F32, Memory,
 ];
 
-/// Kernels of a form of integer weights: for up to 1, 2, 4 and 8 rows a block, with one digit, then with two.
+/// Kernels of a form of integer weights: for one row a block, with one digit and with two; then tiles, with one digit of up
+/// to 8 rows and of up to 32, with two of up to 8 and of up to 16.
 macro_rules! integers {
     ($name:literal, $struct:literal) => {
         Source {
             name: concat!("linear_", $name),
-            text: concat!("#include \"quant/", $name, ".cuh\"\n\nLINEAR(linear_", $name, ", ", $struct, ")\n"),
-            entries: &integers!(@entries $name, FEW),
+            text: concat!(
+                "#include \"quant/",
+                $name,
+                ".cuh\"\n\nLINEAR(linear_",
+                $name,
+                ", ",
+                $struct,
+                ")\n"
+            ),
+            entries: &[
+                Entry { name: concat!("linear_", $name, "_r1_d1"), params: FEW },
+                Entry { name: concat!("linear_", $name, "_r1_d2"), params: FEW },
+                Entry { name: concat!("linear_", $name, "_n1_d1"), params: FEW },
+                Entry { name: concat!("linear_", $name, "_n4_d1"), params: FEW },
+                Entry { name: concat!("linear_", $name, "_n1_d2"), params: FEW },
+                Entry { name: concat!("linear_", $name, "_n2_d2"), params: FEW },
+            ],
         }
-    };
-    (@entries $name:literal, $params:expr) => {
-        [
-            Entry { name: concat!("linear_", $name, "_r1_d1"), params: $params },
-            Entry { name: concat!("linear_", $name, "_r2_d1"), params: $params },
-            Entry { name: concat!("linear_", $name, "_r4_d1"), params: $params },
-            Entry { name: concat!("linear_", $name, "_r8_d1"), params: $params },
-            Entry { name: concat!("linear_", $name, "_r1_d2"), params: $params },
-            Entry { name: concat!("linear_", $name, "_r2_d2"), params: $params },
-            Entry { name: concat!("linear_", $name, "_r4_d2"), params: $params },
-            Entry { name: concat!("linear_", $name, "_r8_d2"), params: $params },
-        ]
     };
 }
 
@@ -83,7 +87,16 @@ pub const IQ4_XS: Source = integers!("iq4_xs", "Iq4Xs");
 pub const WIDE: Source = Source {
     name: "linear_wide",
     text: "#include \"quant/wide.cuh\"\n\nLINEAR_WIDE\n",
-    entries: &integers!(@entries "wide", FEW_WIDE),
+    entries: &[
+        Entry { name: "linear_wide_r1_d1", params: FEW_WIDE },
+        Entry { name: "linear_wide_r2_d1", params: FEW_WIDE },
+        Entry { name: "linear_wide_r4_d1", params: FEW_WIDE },
+        Entry { name: "linear_wide_r8_d1", params: FEW_WIDE },
+        Entry { name: "linear_wide_r1_d2", params: FEW_WIDE },
+        Entry { name: "linear_wide_r2_d2", params: FEW_WIDE },
+        Entry { name: "linear_wide_r4_d2", params: FEW_WIDE },
+        Entry { name: "linear_wide_r8_d2", params: FEW_WIDE },
+    ],
 };
 
 /// Kernels of a form of float weights: 1, 2, 4 and 8 rows a block, then many.
@@ -219,13 +232,16 @@ fn issue<'a>(step: Span<'a>, which: Rows, room: u32, parts: &[&Part<'a>]) -> Iss
         _ => source(form).entries,
     };
     let digits = first.layout.map_or(0, |layout| layout.digits);
+    if tile::serves(form, room) {
+        return tile::issue(step, which, room, digits as u32, parts);
+    }
     let many = digits == 0 && room >= MANY_ROWS;
     // Rows of activations that a block takes.
     let rows = if many { 8 } else { room.next_power_of_two().min(8) };
     let choice = rows.ilog2() as usize;
     let entry = match digits {
         0 if many => entries[4],
-        2 => entries[4 + choice],
+        2 => entries[if matches!(form, Form::Wide { .. }) { 4 + choice } else { 1 }],
         _ => entries[choice],
     };
     let slab = slab(form, cols, rows as usize, digits);
@@ -240,16 +256,47 @@ fn issue<'a>(step: Span<'a>, which: Rows, room: u32, parts: &[&Part<'a>]) -> Iss
     let blocks = parts.iter().map(|part| outputs(part).div_ceil(threads / 32 * per_warp)).sum();
     let shape = Launch { shared_bytes: shared as u32, ..Launch::new([blocks, room.div_ceil(rows)], threads) };
 
+    let mut arguments = match many {
+        true => many_arguments(step, which, parts),
+        false => arguments(step, which, room, slab as u32, parts),
+    };
+    if let Form::Wide { unit, scale_unit, minima } = form {
+        arguments.push(Arg::U32(unit as u32 | (scale_unit as u32) << 10 | u32::from(minima) << 20));
+    }
+    Issue { entry, shape, arguments }
+}
+
+/// Arguments of a kernel of [`FEW`]; `fourth` is what it takes between columns and activations.
+pub(super) fn arguments<'a>(
+    step: Span<'a>,
+    which: Rows,
+    room: u32,
+    fourth: u32,
+    parts: &[&Part<'a>],
+) -> Vec<Arg<'a>> {
+    let cols = parts[0].matrix.layout().cols as u32;
     let mut arguments = vec![Arg::Memory(step), super::rows(which)];
-    arguments.extend((!many).then_some(Arg::U32(room)));
-    arguments.push(Arg::U32(cols as u32));
-    arguments.extend((!many).then_some(Arg::U32(slab as u32)));
-    arguments.extend([Arg::Memory(first.x), super::optional(first.residual)]);
+    arguments.extend([Arg::U32(room), Arg::U32(cols), Arg::U32(fourth)]);
+    arguments.extend(part_arguments(parts));
+    arguments
+}
+
+/// Arguments of a kernel of [`MANY_FLOATS`].
+fn many_arguments<'a>(step: Span<'a>, which: Rows, parts: &[&Part<'a>]) -> Vec<Arg<'a>> {
+    let cols = parts[0].matrix.layout().cols as u32;
+    let mut arguments = vec![Arg::Memory(step), super::rows(which), Arg::U32(cols)];
+    arguments.extend(part_arguments(parts));
+    arguments
+}
+
+/// Activations, residual, and what kernels are told of each part.
+fn part_arguments<'a>(parts: &[&Part<'a>]) -> Vec<Arg<'a>> {
+    let mut arguments = vec![Arg::Memory(parts[0].x), super::optional(parts[0].residual)];
     for i in 0..PARTS {
         arguments.extend(match parts.get(i) {
             Some(part) => [
                 Arg::Memory(part.matrix.span()),
-                Arg::U32(outputs(part)),
+                Arg::U32(part.matrix.layout().rows as u32),
                 super::optional(part.bias),
                 Arg::F32(part.scale.unwrap_or(1.0)),
                 Arg::Memory(part.y),
@@ -257,10 +304,7 @@ fn issue<'a>(step: Span<'a>, which: Rows, room: u32, parts: &[&Part<'a>]) -> Iss
             None => [Arg::Nothing, Arg::U32(0), Arg::Nothing, Arg::F32(1.0), Arg::Nothing],
         });
     }
-    if let Form::Wide { unit, scale_unit, minima } = form {
-        arguments.push(Arg::U32(unit as u32 | (scale_unit as u32) << 10 | u32::from(minima) << 20));
-    }
-    Issue { entry, shape, arguments }
+    arguments
 }
 
 /// Name of the path that products of this type of weights take with these activations, in a bucket of `room` rows.
@@ -271,6 +315,7 @@ pub fn path(dtype: DType, elem: Elem, room: usize) -> String {
         (None, _) if room >= MANY_ROWS as usize => "f32x32.many",
         (None, _) => "f32x32.few",
         (Some(_), Form::Wide { .. }) => "int.dp2a",
+        (Some(_), form) if tile::serves(form, room as u32) => "int.mma",
         (Some(_), _) => "int.dp4a",
     };
     format!("linear.{how}.cuda")

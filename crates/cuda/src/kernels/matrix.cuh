@@ -3,7 +3,7 @@
 // A matrix is up to three planes, each row by row, each plane at a multiple of 256 bytes. The first holds chunks of 16
 // bytes: units go in groups of eight (the last group may be shorter), and chunk c of all units of a group comes before
 // chunk c + 1 of any. So eight lanes that own a unit each read neighbouring chunks. Further planes hold what is smaller than
-// a chunk, unit by unit.
+// a chunk, unit by unit, each row at a multiple of 16 bytes.
 #pragma once
 #include "quantize.cuh"
 
@@ -71,6 +71,7 @@ static __device__ __forceinline__ u8 load_byte(const u8* p) {
 // ---- Rows and units.
 
 static __device__ __forceinline__ u64 up256(u64 n) { return (n + 255) / 256 * 256; }
+static __device__ __forceinline__ u32 up16(u32 n) { return (n + 15) / 16 * 16; }
 
 // Row n of a matrix.
 struct WeightRow {
@@ -82,7 +83,7 @@ struct WeightRow {
 
 static __device__ __forceinline__ WeightRow weight_row(const u8* matrix, u32 rows, u32 units, u32 n, u32 chunks,
                                                        u32 second_bytes, u32 third_bytes) {
-    u64 first = (u64)units * chunks * 16, second = (u64)units * second_bytes, third = (u64)units * third_bytes;
+    u64 first = (u64)units * chunks * 16, second = up16(units * second_bytes), third = up16(units * third_bytes);
     const u8* second_plane = matrix + up256(rows * first);
     return {matrix + n * first, second_plane + n * second, second_plane + up256(rows * second) + n * third, units};
 }
@@ -127,23 +128,32 @@ static __device__ __forceinline__ void look_up(u32 codes, u32 t0, u32 t1, u32 t2
 #define MINIMUM_OF_UNIT 1
 #define MINIMUM_OF_SUB_UNITS 2
 
-// acc after a unit with scale d and minimum m, activations of scale da, and the integers of each digit.
+// acc after a unit with scale d and minimum m, activations of scale da, and the integers of each digit, as floats.
 template <int MINIMUM, int D>
-static __device__ __forceinline__ float tail(float acc, float d, float m, float da, const i32* products,
-                                             const i32* minima) {
+static __device__ __forceinline__ float float_tail(float acc, float d, float m, float da, const float* products,
+                                                   const float* minima) {
     float s = mul(d, da);
-    if (D == 2) acc = fma(mul(128.0f, s), __int2float_rn(products[0]), acc);
-    acc = fma(s, __int2float_rn(products[D - 1]), acc);
+    if (D == 2) acc = fma(mul(128.0f, s), products[0], acc);
+    acc = fma(s, products[D - 1], acc);
     if (MINIMUM == MINIMUM_OF_UNIT) {
-        if (D == 2) acc = fma(m, mul(mul(128.0f, da), __int2float_rn(minima[0])), acc);
-        acc = fma(m, mul(da, __int2float_rn(minima[D - 1])), acc);
+        if (D == 2) acc = fma(m, mul(mul(128.0f, da), minima[0]), acc);
+        acc = fma(m, mul(da, minima[D - 1]), acc);
     }
     if (MINIMUM == MINIMUM_OF_SUB_UNITS) {
         float t = mul(m, da);
-        if (D == 2) acc = fma(mul(128.0f, t), __int2float_rn(minima[0]), acc);
-        acc = fma(t, __int2float_rn(minima[D - 1]), acc);
+        if (D == 2) acc = fma(mul(128.0f, t), minima[0], acc);
+        acc = fma(t, minima[D - 1], acc);
     }
     return acc;
+}
+
+// As above, of integers.
+template <int MINIMUM, int D>
+static __device__ __forceinline__ float tail(float acc, float d, float m, float da, const i32* products,
+                                             const i32* minima) {
+    float p[2] = {__int2float_rn(products[0]), __int2float_rn(products[D - 1])};
+    float least[2] = {__int2float_rn(minima[0]), __int2float_rn(minima[D - 1])};
+    return float_tail<MINIMUM, D>(acc, d, m, da, p, least);
 }
 
 // ---- Parts of one Linear.

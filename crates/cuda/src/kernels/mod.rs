@@ -13,6 +13,7 @@ pub mod linear;
 pub mod norm;
 pub mod quantize;
 pub mod rates;
+mod tile;
 
 use ingle_graph::Rows;
 
@@ -47,6 +48,8 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("overlap.cuh", include_str!("overlap.cuh")),
     ("quantize.cuh", include_str!("quantize.cuh")),
     ("matrix.cuh", include_str!("matrix.cuh")),
+    ("tensor.cuh", include_str!("tensor.cuh")),
+    ("tile.cuh", include_str!("tile.cuh")),
     ("linear.cuh", include_str!("linear.cuh")),
     ("float.cuh", include_str!("float.cuh")),
     ("quant/iq4_levels.cuh", include_str!("quant/iq4_levels.cuh")),

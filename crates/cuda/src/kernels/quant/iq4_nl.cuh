@@ -17,4 +17,8 @@ struct Iq4Nl : Units32<Iq4Nl, 1, 2, 0, 0, NO_MINIMUM, 8> {
         for (u32 i = 0; i < 4; i++) look_up(w.codes.at[i], IQ4_LEVELS, &q[i], &q[4 + i]);
     }
     static __device__ __forceinline__ float scale(const Unit& w) { return widen_f16(w.d); }
+    static __device__ __forceinline__ void words(const UnitRow& row, u32 t, u32* q) {
+        look_up(row.word(0, t), IQ4_LEVELS, &q[0], &q[1]);
+    }
+    static __device__ __forceinline__ float row_scale(const UnitRow& row) { return widen_f16(*(const u16*)row.second); }
 };

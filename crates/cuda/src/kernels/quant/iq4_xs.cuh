@@ -4,7 +4,8 @@
 #include "quant/iq4_levels.cuh"
 
 struct Iq4Xs {
-    static constexpr u32 SECOND = 8, THIRD = 0, AHEAD = 1, BLOCKS = 1;
+    static constexpr u32 UNIT = 256, CHUNKS = 8, SECOND = 8, THIRD = 0, AHEAD = 1, BLOCKS = 1;
+    static constexpr int MINIMA = NO_MINIMUM;
     static __device__ __forceinline__ u32 unit() { return 256; }
     static __device__ __forceinline__ u32 scale_unit() { return 256; }
     static __device__ __forceinline__ u32 chunks() { return 8; }
@@ -53,4 +54,21 @@ struct Iq4Xs {
             acc[row] = tail<NO_MINIMUM, D>(acc[row], d, 0.0f, da, products + row * D, products);
         }
     }
+    // For tiles.
+    static constexpr bool HIGH = SIGNED;
+    static __device__ __forceinline__ i32 join(i32 high, i32 low) { return 64 * high + (low >> 2); }
+    static __device__ __forceinline__ void digits(const UnitRow& row, u32 t, u32* high, u32* low, u32*) {
+        Unit w;
+        w.header = *(const Pair*)row.second;
+#pragma unroll
+        for (u32 j = 0; j < 8; j++) {
+            u32 q[2];
+            look_up(row.word(j, t), IQ4_LEVELS, &q[0], &q[1]);
+#pragma unroll
+            for (u32 i = 0; i < 2; i++)
+                digits_of_products(q[i] ^ 0x80808080u, 128, sub_scale(w, j), &high[2 * j + i], &low[2 * j + i]);
+        }
+    }
+    static __device__ __forceinline__ float row_scale(const UnitRow& row) { return widen_f16(*(const u16*)row.second); }
+    static __device__ __forceinline__ float row_minimum(const UnitRow&) { return 0.0f; }
 };

@@ -19,4 +19,8 @@ struct Mxfp4 : Units32<Mxfp4, 1, 1, 0, 0, NO_MINIMUM, 8> {
         for (u32 i = 0; i < 4; i++) look_up(w.codes.at[i], FP4_LEVELS, &q[i], &q[4 + i]);
     }
     static __device__ __forceinline__ float scale(const Unit& w) { return from_bits(w.e < 2 ? 0x00200000u << w.e : (u32)(w.e - 1) << 23); }
+    static __device__ __forceinline__ void words(const UnitRow& row, u32 t, u32* q) {
+        look_up(row.word(0, t), FP4_LEVELS, &q[0], &q[1]);
+    }
+    static __device__ __forceinline__ float row_scale(const UnitRow& row) { return scale(Unit{{}, *row.second}); }
 };

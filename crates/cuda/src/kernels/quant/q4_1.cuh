@@ -16,4 +16,10 @@ struct Q4_1 : Units32<Q4_1, 1, 4, 0, 0, MINIMUM_OF_UNIT, 8> {
     }
     static __device__ __forceinline__ float scale(const Unit& w) { return widen_f16((u16)w.scales); }
     static __device__ __forceinline__ float minimum(const Unit& w) { return widen_f16((u16)(w.scales >> 16)); }
+    static __device__ __forceinline__ void words(const UnitRow& row, u32 t, u32* q) {
+        u32 codes = row.word(0, t);
+        q[0] = codes & 0x0F0F0F0Fu, q[1] = codes >> 4 & 0x0F0F0F0Fu;
+    }
+    static __device__ __forceinline__ float row_scale(const UnitRow& row) { return widen_f16(*(const u16*)row.second); }
+    static __device__ __forceinline__ float row_minimum(const UnitRow& row) { return widen_f16(*(const u16*)(row.second + 2)); }
 };

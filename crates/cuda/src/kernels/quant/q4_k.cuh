@@ -24,4 +24,13 @@ struct Q4K : UnitsK<Q4K, 9> {
             q[8 + i] = codes >> 4 & 0x0F0F0F0Fu;
         }
     }
+    // Words t of runs of 16 values, [64 g, 64 g + 64).
+    static __device__ __forceinline__ void words(const UnitRow& row, u32 t, u32 g, u32* q) {
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            u32 codes = row.word(1 + 2 * g + i, t);
+            q[i] = codes & 0x0F0F0F0Fu;
+            q[2 + i] = codes >> 4 & 0x0F0F0F0Fu;
+        }
+    }
 };

@@ -17,4 +17,13 @@ struct Q5_0 : Units32<Q5_0, 1, 4, 2, 16, NO_MINIMUM, 8> {
         fifth_bits(w.high, q);
     }
     static __device__ __forceinline__ float scale(const Unit& w) { return widen_f16(w.d); }
+    static __device__ __forceinline__ void words(const UnitRow& row, u32 t, u32* q) {
+        u32 codes = row.word(0, t);
+        q[0] = codes & 0x0F0F0F0Fu, q[1] = codes >> 4 & 0x0F0F0F0Fu;
+        u32 high = *(const u32*)row.second;
+        q[0] |= high << (4 - t) & 0x10101010u;
+        q[1] |= high >> t & 0x10101010u;
+        q[0] = less<16>(q[0]), q[1] = less<16>(q[1]);
+    }
+    static __device__ __forceinline__ float row_scale(const UnitRow& row) { return widen_f16(*(const u16*)row.third); }
 };

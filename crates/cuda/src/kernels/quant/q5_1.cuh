@@ -17,4 +17,13 @@ struct Q5_1 : Units32<Q5_1, 1, 8, 0, 0, MINIMUM_OF_UNIT, 8> {
     }
     static __device__ __forceinline__ float scale(const Unit& w) { return widen_f16((u16)w.high_and_scales.at[1]); }
     static __device__ __forceinline__ float minimum(const Unit& w) { return widen_f16((u16)(w.high_and_scales.at[1] >> 16)); }
+    static __device__ __forceinline__ void words(const UnitRow& row, u32 t, u32* q) {
+        u32 codes = row.word(0, t);
+        q[0] = codes & 0x0F0F0F0Fu, q[1] = codes >> 4 & 0x0F0F0F0Fu;
+        u32 high = *(const u32*)row.second;
+        q[0] |= high << (4 - t) & 0x10101010u;
+        q[1] |= high >> t & 0x10101010u;
+    }
+    static __device__ __forceinline__ float row_scale(const UnitRow& row) { return widen_f16(*(const u16*)(row.second + 4)); }
+    static __device__ __forceinline__ float row_minimum(const UnitRow& row) { return widen_f16(*(const u16*)(row.second + 6)); }
 };

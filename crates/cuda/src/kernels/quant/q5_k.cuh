@@ -27,4 +27,12 @@ struct Q5K : UnitsK<Q5K, 11> {
             q[8 + i] = (codes >> 4 & 0x0F0F0F0Fu) | (high & 0x02020202u) << 3;
         }
     }
+    static __device__ __forceinline__ void words(const UnitRow& row, u32 t, u32 g, u32* q) {
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            u32 codes = row.word(3 + 2 * g + i, t), high = row.word(1 + i, t) >> (2 * g);
+            q[i] = (codes & 0x0F0F0F0Fu) | (high & 0x01010101u) << 4;
+            q[2 + i] = (codes >> 4 & 0x0F0F0F0Fu) | (high & 0x02020202u) << 3;
+        }
+    }
 };

@@ -3,7 +3,8 @@
 #include "linear.cuh"
 
 struct Q6K {
-    static constexpr u32 SECOND = 2, THIRD = 0, AHEAD = 1, BLOCKS = 2;
+    static constexpr u32 UNIT = 256, CHUNKS = 13, SECOND = 2, THIRD = 0, AHEAD = 1, BLOCKS = 2;
+    static constexpr int MINIMA = NO_MINIMUM;
     static __device__ __forceinline__ u32 unit() { return 256; }
     static __device__ __forceinline__ u32 scale_unit() { return 256; }
     static __device__ __forceinline__ u32 chunks() { return 13; }
@@ -70,4 +71,20 @@ struct Q6K {
             acc[row] = tail<NO_MINIMUM, D>(acc[row], d, 0.0f, da, products + row * D, products);
         }
     }
+    // For tiles.
+    static constexpr bool HIGH = SIGNED;
+    static __device__ __forceinline__ i32 join(i32 high, i32 low) { return 64 * high + (low >> 2); }
+    static __device__ __forceinline__ void digits(const UnitRow& row, u32 t, u32* high, u32* low, u32*) {
+        Words scales = row.chunk(12);
+#pragma unroll
+        for (u32 j = 0; j < 16; j++) {
+            u32 half = j / 8, r = j % 8 / 2, h = j % 2;
+            u32 four = row.word(4 * half + 2 * (r % 2) + h, t) >> (r / 2 * 4);
+            u32 two = row.word(8 + 2 * half + h, t) >> (2 * r);
+            u32 codes = (four & 0x0F0F0F0Fu) | (two & 0x03030303u) << 4;
+            digits_of_products(codes, 32, signed_byte(scales.at[j / 4], j % 4), &high[j], &low[j]);
+        }
+    }
+    static __device__ __forceinline__ float row_scale(const UnitRow& row) { return widen_f16(*(const u16*)row.second); }
+    static __device__ __forceinline__ float row_minimum(const UnitRow&) { return 0.0f; }
 };

@@ -16,4 +16,8 @@ struct Q8_0 : Units32<Q8_0, 2, 2, 0, 0, NO_MINIMUM, 4> {
         for (u32 i = 0; i < 8; i++) q[i] = w.codes[i / 4].at[i % 4];
     }
     static __device__ __forceinline__ float scale(const Unit& w) { return widen_f16(w.d); }
+    static __device__ __forceinline__ void words(const UnitRow& row, u32 t, u32* q) {
+        q[0] = row.word(0, t), q[1] = row.word(1, t);
+    }
+    static __device__ __forceinline__ float row_scale(const UnitRow& row) { return widen_f16(*(const u16*)row.second); }
 };

@@ -1,0 +1,84 @@
+// Integer products on tensor cores, and copies into shared memory that run beside other work.
+//
+// Lane 4 g + t of a warp holds, of a 16 x 32 operand `a`, bytes [4 t, 4 t + 4) and [16 + 4 t, 20 + 4 t) of rows g and g + 8
+// (a[0] and a[2] of row g, a[1] and a[3] of row g + 8), of an operand `b` with 8 columns the same bytes of column g, and of
+// the sums those of rows g (c[0], c[1]) and g + 8 (c[2], c[3]) in columns 2 t and 2 t + 1.
+#pragma once
+#include "matrix.cuh"
+
+// What bytes are.
+#define SIGNED false
+#define UNSIGNED true
+
+// d = c + a * b. Sums are exact.
+template <bool A, bool B>
+static __device__ __forceinline__ void multiply(i32* d, const u32* a, const u32* b, const i32* c) {
+#ifndef INGLE_HOST
+#define MULTIPLY(types)                                                                                                \
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32." types                                                        \
+                 ".s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"                            \
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])                                                      \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]), "r"(c[2]),  \
+                   "r"(c[3]))
+    if (A && B) MULTIPLY("u8.u8");
+    else if (A) MULTIPLY("u8.s8");
+    else if (B) MULTIPLY("s8.u8");
+    else MULTIPLY("s8.s8");
+#else
+    tensor_multiply(d, a, A, b, B, c);
+#endif
+}
+
+#ifndef INGLE_HOST
+static __device__ __forceinline__ u32 shared_address(const void* p) {
+    u64 at;
+    asm("cvta.to.shared.u64 %0, %1;" : "=l"(at) : "l"(p));
+    return (u32)at;
+}
+#endif
+
+// Two operands `b` out of shared memory: each is 32 bytes of eight rows, `pitch` apart, from `first` and `second` on.
+static __device__ __forceinline__ void load_columns(const u8* first, const u8* second, u32 pitch, u32* b) {
+    u32 lane = threadIdx.x % 32;
+#ifndef INGLE_HOST
+    const u8* row = (lane < 16 ? first : second) + lane % 8 * pitch + lane / 8 % 2 * 16;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+#else
+    u32 at = lane / 4 * pitch + lane % 4 * 4;
+    b[0] = *(const u32*)(first + at), b[1] = *(const u32*)(first + at + 16);
+    b[2] = *(const u32*)(second + at), b[3] = *(const u32*)(second + at + 16);
+#endif
+}
+
+// Begins to copy 16 bytes into shared memory.
+static __device__ __forceinline__ void copy_chunk(u8* to, const void* from) {
+#ifndef INGLE_HOST
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+#else
+    begin_copy(to, from, 16);
+#endif
+}
+
+// Copies begun since the last such end are a group.
+static __device__ __forceinline__ void end_group() {
+#ifndef INGLE_HOST
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+    end_copies();
+#endif
+}
+
+// Waits for all groups of this thread but the `last` (three at most).
+static __device__ __forceinline__ void wait_for_groups(u32 last) {
+#ifndef INGLE_HOST
+    if (last == 0) asm volatile("cp.async.wait_group 0;" ::: "memory");
+    else if (last == 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
+    else if (last == 2) asm volatile("cp.async.wait_group 2;" ::: "memory");
+    else asm volatile("cp.async.wait_group 3;" ::: "memory");
+#else
+    wait_for_copies(last);
+#endif
+}

@@ -1,0 +1,375 @@
+// Products with integer weights for more than one row of activations, on tensor cores.
+//
+// A block makes a tile: m rows of the matrix by 8 NT rows of activations. Its eight warps are the contract's eight
+// accumulators: warp w multiplies units w, w + 8, ... in order, and at the end the eight sums are added in order. Weights
+// and activations come through shared memory, a stage of 2048 columns (256 for each warp) at a time, several stages ahead,
+// also of the block's next tile.
+#pragma once
+#include "tensor.cuh"
+
+#define TILE_THREADS 256u
+#define STAGE_COLS 2048u
+
+// One unit of one row of weights in shared memory.
+struct UnitRow {
+    const u8* first; // its first chunk
+    u32 pitch;       // bytes from chunk to chunk
+    const u8* second;
+    const u8* third;
+
+    __device__ __forceinline__ u32 word(u32 chunk, u32 i) const { return *(const u32*)(first + chunk * pitch + 4 * i); }
+    __device__ __forceinline__ Words chunk(u32 c) const { return *(const Words*)(first + c * pitch); }
+};
+
+// ---- What formats give a lane: its words of a row. Word i of 32 columns is columns [4 i, 4 i + 4), and lane t takes words t
+// and 4 + t of each 32.
+
+// Bytes of a word, each less by LESS (or 0); they are less than 128.
+template <i32 LESS>
+static __device__ __forceinline__ u32 less(u32 word) {
+    return LESS ? ((word | 0x80808080u) - (u32)LESS * 0x01010101u) ^ 0x80808080u : word;
+}
+
+// Four products of `codes`, bytes less `zero`, with a factor of at most 8 bits, as digits: 64 * high + low / 4, signed and
+// unsigned bytes. Sixteen bits hold four times a product, and 2^15 to make it positive.
+static __device__ __forceinline__ void digits_of_products(u32 codes, i32 zero, i32 factor, u32* high, u32* low) {
+    u32 four = 4 * (u32)factor, offset = (32768u - (u32)zero * four) * 0x10001u;
+    u32 even = (codes & 0x00FF00FFu) * four + offset, odd = (codes >> 8 & 0x00FF00FFu) * four + offset;
+    *low = __byte_perm(even, odd, 0x6240);
+    *high = __byte_perm(even, odd, 0x7351) ^ 0x80808080u;
+}
+
+// ---- A stage in shared memory.
+
+// Bytes from row to row: what four or eight lanes read of eight rows at once lies in different banks.
+static constexpr __device__ u32 row_pitch(u32 bytes) { return bytes ? (bytes / 16 | 1) * 16 : 0; }
+
+template <class F, int NT, int D>
+struct Stage {
+    static constexpr u32 N = 8 * NT, UNITS = STAGE_COLS / F::UNIT;
+    // Bytes of a row of each plane.
+    static constexpr u32 FIRST = UNITS * F::CHUNKS * 16, SECOND = UNITS * F::SECOND, THIRD = UNITS * F::THIRD;
+    static constexpr u32 DIGITS = STAGE_COLS, SCALES = UNITS * 4, SUMS = F::MINIMA ? STAGE_COLS / SUM * 2 : 0;
+
+    u8* at;
+    u32 m;
+    __device__ __forceinline__ u8* first() const { return at; }
+    __device__ __forceinline__ u8* second() const { return first() + m * row_pitch(FIRST); }
+    __device__ __forceinline__ u8* third() const { return second() + m * row_pitch(SECOND); }
+    __device__ __forceinline__ u8* digits() const { return third() + m * row_pitch(THIRD); }
+    __device__ __forceinline__ u8* scales() const { return digits() + D * N * row_pitch(DIGITS); }
+    __device__ __forceinline__ u8* sums() const { return scales() + N * row_pitch(SCALES); }
+    __device__ __forceinline__ u32 bytes() const { return (u32)(sums() - at) + D * N * row_pitch(SUMS); }
+
+    // Row `row` of unit u, of `count` that the stage has.
+    __device__ __forceinline__ UnitRow unit(u32 row, u32 u, u32 count) const {
+        u32 group = u / 8, left = count - group * 8, pitch = (left < 8 ? left : 8) * 16;
+        return {first() + row * row_pitch(FIRST) + group * F::CHUNKS * 128 + u % 8 * 16, pitch,
+                second() + row * row_pitch(SECOND) + u * F::SECOND, third() + row * row_pitch(THIRD) + u * F::THIRD};
+    }
+    // 32 columns from `col` on of a digit of eight rows of activations.
+    __device__ __forceinline__ const u8* columns(u32 digit, u32 tile, u32 col) const {
+        return digits() + (digit * N + tile * 8) * row_pitch(DIGITS) + col;
+    }
+    __device__ __forceinline__ float scale(u32 n, u32 u) const {
+        return *(const float*)(scales() + n * row_pitch(SCALES) + 4 * u);
+    }
+    // The word with sums 2 i and 2 i + 1 of a row of activations.
+    __device__ __forceinline__ u32 sum_pair(u32 digit, u32 n, u32 i) const {
+        return *(const u32*)(sums() + (digit * N + n) * row_pitch(SUMS) + 4 * i);
+    }
+};
+
+// Copies `live` chunks of each of `rows` rows, of which from(row) is the beginning; PIECES at most.
+template <u32 PIECES, class From>
+static __device__ __forceinline__ void copy_rows(u8* to, u32 rows, u32 live, From from) {
+    for (u32 i = threadIdx.x; i < rows * PIECES; i += TILE_THREADS) {
+        u32 row = i / PIECES, piece = i % PIECES;
+        if (piece < live) copy_chunk(to + row * row_pitch(PIECES * 16) + 16 * piece, from(row) + 16 * piece);
+    }
+}
+
+static __device__ __forceinline__ u32 fewer(u32 a, u32 b) { return a < b ? a : b; }
+
+// Rows beyond the matrix are its last one again, rows of activations beyond the step's the step's last one: nobody asks for
+// their products.
+template <class F, int NT, int D>
+static __device__ __forceinline__ void copy_weights(const Stage<F, NT, D>& to, const Part& part, u32 row0, u32 units,
+                                                    u32 first) {
+    using S = Stage<F, NT, D>;
+    u32 count = fewer(units - first, S::UNITS);
+    WeightRow start = weight_row(part.weights, part.rows, units, 0, F::CHUNKS, F::SECOND, F::THIRD);
+    auto clamped = [&](u32 row) { return (u64)fewer(row0 + row, part.rows - 1); };
+    copy_rows<S::FIRST / 16>(to.first(), to.m, count * F::CHUNKS, [&](u32 row) {
+        return start.chunks + clamped(row) * (units * F::CHUNKS * 16) + first * F::CHUNKS * 16;
+    });
+    if constexpr (F::SECOND != 0)
+        copy_rows<S::SECOND / 16>(to.second(), to.m, up16(count * F::SECOND) / 16, [&](u32 row) {
+            return start.second + clamped(row) * up16(units * F::SECOND) + first * F::SECOND;
+        });
+    if constexpr (F::THIRD != 0)
+        copy_rows<S::THIRD / 16>(to.third(), to.m, up16(count * F::THIRD) / 16, [&](u32 row) {
+            return start.third + clamped(row) * up16(units * F::THIRD) + first * F::THIRD;
+        });
+}
+
+template <class F, int NT, int D>
+static __device__ __forceinline__ void copy_activations(const Stage<F, NT, D>& to, const Quantized& x, u32 row0,
+                                                        u32 rows, u32 units, u32 first) {
+    using S = Stage<F, NT, D>;
+    u32 count = fewer(units - first, S::UNITS);
+    // Whole operands of eight rows, as far as the step has rows.
+    u32 staged = fewer((rows - row0 + 7) / 8 * 8, S::N);
+    auto clamped = [&](u32 row) { return fewer(row0 + row, rows - 1); };
+#pragma unroll
+    for (u32 digit = 0; digit < D; digit++) {
+        copy_rows<S::DIGITS / 16>(to.digits() + digit * S::N * row_pitch(S::DIGITS), staged, count * F::UNIT / 16,
+                                  [&](u32 row) { return (u8*)x.digits_of(digit, clamped(row)) + first * F::UNIT; });
+        if constexpr (S::SUMS != 0)
+            copy_rows<S::SUMS / 16>(to.sums() + digit * S::N * row_pitch(S::SUMS), staged,
+                                    up16(count * F::UNIT / SUM * 2) / 16, [&](u32 row) {
+                                        return (u8*)(x.sums_of(digit, clamped(row)) + first * F::UNIT / SUM);
+                                    });
+    }
+    copy_rows<S::SCALES / 16>(to.scales(), staged, up16(count * 4) / 16,
+                              [&](u32 row) { return (u8*)(x.scales_of(clamped(row)) + first); });
+}
+
+// ---- Units of 32 columns.
+
+// Units w, w + 8, ... of a stage. A unit's product is less than 2^22, so that integers can begin from the bits of 1.5 * 2^23
+// and end as floats that are too large by this.
+template <class F, int NT, int D>
+static __device__ __forceinline__ void take_units32(const Stage<F, NT, D>& from, u32 tile, u32 w, u32 count,
+                                                    float (*acc)[4]) {
+    u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const i32 zeros[4] = {0x4B400000, 0x4B400000, 0x4B400000, 0x4B400000};
+#pragma unroll(NT == 1 ? 4 : 2)
+    for (u32 u = w; u < count; u += 8) {
+        u32 a[4];
+        float d[2], m[2];
+#pragma unroll
+        for (u32 h = 0; h < 2; h++) {
+            UnitRow row = from.unit(16 * tile + 8 * h + g, u, count);
+            u32 q[2];
+            F::words(row, t, q);
+            a[h] = q[0], a[2 + h] = q[1];
+            d[h] = F::row_scale(row), m[h] = F::row_minimum(row);
+        }
+        u32 b[NT * D + 1][2];
+#pragma unroll
+        for (u32 i = 0; i < NT * D; i += 2) {
+            u32 other = NT * D == 1 ? i : i + 1;
+            load_columns(from.columns(i % D, i / D, 32 * u), from.columns(other % D, other / D, 32 * u),
+                         row_pitch(STAGE_COLS), b[i]);
+        }
+#pragma unroll
+        for (u32 n = 0; n < NT; n++) {
+            float products[D][4], minima[D][2], da[2];
+#pragma unroll
+            for (u32 digit = 0; digit < D; digit++) {
+                i32 c[4];
+                multiply<SIGNED, SIGNED>(c, a, b[n * D + digit], zeros);
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) products[digit][i] = sub(from_bits((u32)c[i]), 12582912.0f);
+            }
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                u32 col = 8 * n + 2 * t + i;
+                da[i] = from.scale(col, u);
+#pragma unroll
+                for (u32 digit = 0; digit < D; digit++)
+                    minima[digit][i] =
+                        F::MINIMA ? __int2float_rn(__dp2a_lo((i32)from.sum_pair(digit, col, u), 0x0101, 0)) : 0.0f;
+            }
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                float p[2] = {products[0][i], products[D - 1][i]}, least[2] = {minima[0][i % 2], minima[D - 1][i % 2]};
+                acc[n][i] = float_tail<F::MINIMA, D>(acc[n][i], d[i / 2], m[i / 2], da[i % 2], p, least);
+            }
+        }
+    }
+}
+
+// ---- Units of 256 columns.
+
+// Unit w of a stage. Weights with their sub-scales are two digits, so that sums go through the whole unit; a minimum is a
+// product of sub-minima and the sums of activations, whose bytes are two digits as well.
+template <class F, int NT, int D>
+static __device__ __forceinline__ void take_unit256(const Stage<F, NT, D>& from, u32 tile, u32 w, u32 count,
+                                                    float (*acc)[4]) {
+    if (w >= count) return;
+    u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const i32 zeros[4] = {0, 0, 0, 0};
+    u32 high[8][4], low[8][4], least[2][4];
+    float d[2], m[2];
+#pragma unroll
+    for (u32 h = 0; h < 2; h++) {
+        UnitRow row = from.unit(16 * tile + 8 * h + g, w, count);
+        u32 q[2][16], minima[2];
+        F::digits(row, t, q[0], q[1], minima);
+#pragma unroll
+        for (u32 i = 0; i < 16; i++) high[i / 2][i % 2 * 2 + h] = q[0][i], low[i / 2][i % 2 * 2 + h] = q[1][i];
+        d[h] = F::row_scale(row), m[h] = F::row_minimum(row);
+        // Each byte of an activation sum is multiplied by its sub-minimum, the lower ones apart from the upper ones.
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            least[0][2 * i + h] = F::MINIMA ? minima[i] * 0x00010001u : 0;
+            least[1][2 * i + h] = F::MINIMA ? minima[i] * 0x01000100u : 0;
+        }
+    }
+#pragma unroll
+    for (u32 n = 0; n < NT; n++) {
+        i32 products[D][4], minima[D][4];
+#pragma unroll
+        for (u32 digit = 0; digit < D; digit++) {
+            i32 upper[4] = {0, 0, 0, 0}, lower[4] = {0, 0, 0, 0};
+#pragma unroll
+            for (u32 s = 0; s < 8; s += 2) {
+                const u8* columns = from.columns(digit, n, 256 * w + 32 * s);
+                u32 b[4];
+                load_columns(columns, columns + 32, row_pitch(STAGE_COLS), b);
+#pragma unroll
+                for (u32 i = 0; i < 2; i++) {
+                    multiply<F::HIGH, SIGNED>(upper, high[s + i], b + 2 * i, upper);
+                    multiply<UNSIGNED, SIGNED>(lower, low[s + i], b + 2 * i, lower);
+                }
+            }
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                products[digit][i] = F::join(upper[i], lower[i]);
+                minima[digit][i] = 0;
+            }
+            if (F::MINIMA) {
+                u32 b[2] = {from.sum_pair(digit, 8 * n + g, 8 * w + t), from.sum_pair(digit, 8 * n + g, 8 * w + 4 + t)};
+                multiply<UNSIGNED, UNSIGNED>(lower, least[0], b, zeros);
+                multiply<UNSIGNED, SIGNED>(upper, least[1], b, zeros);
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) minima[digit][i] = 256 * upper[i] + lower[i];
+            }
+        }
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            float da = from.scale(8 * n + 2 * t + i % 2, w);
+            i32 p[2] = {products[0][i], products[D - 1][i]}, least_of[2] = {minima[0][i], minima[D - 1][i]};
+            acc[n][i] = tail<F::MINIMA, D>(acc[n][i], d[i / 2], m[i / 2], da, p, least_of);
+        }
+    }
+}
+
+// ---- The block.
+
+// A stage of a tile.
+struct Walk {
+    u32 tile;
+    u32 stage;
+    __device__ __forceinline__ void next(u32 stages) {
+        if (++stage < stages) return;
+        stage = 0;
+        tile += gridDim.x;
+    }
+};
+
+// `at` and `residual` as for few_rows. `shape` is m (16 or 32) | stages that shared memory has room for (1 to 4) << 8. Grid:
+// (at most all tiles of all parts for 8 NT rows, blocks of 8 NT rows).
+template <class F, int NT, int D>
+static __device__ __forceinline__ void make_tiles(const Step* step, u32 which, u32 room, u32 cols, u32 shape, u8* at,
+                                                  const float* residual, const Parts& parts) {
+    DYNAMIC_SHARED(shared);
+    using S = Stage<F, NT, D>;
+    u32 m = shape & 255, slots = shape >> 8, units = cols / F::UNIT, stages = (units + S::UNITS - 1) / S::UNITS;
+    u32 tiles = 0, bytes = S{shared, m}.bytes();
+#pragma unroll
+    for (u32 i = 0; i < 3; i++) tiles += (parts.of[i].rows + m - 1) / m;
+    auto weights = [&](u32 slot, const Walk& walk) {
+        u32 tile = walk.tile;
+        Part part = part_of(parts, m, &tile);
+        copy_weights(S{shared + slot * bytes, m}, part, tile * m, units, walk.stage * S::UNITS);
+    };
+    Walk ahead = {blockIdx.x, 0};
+    for (u32 slot = 0; slot < slots && ahead.tile < tiles; slot++, ahead.next(stages)) weights(slot, ahead);
+    wait_for_inputs();
+    let_next_begin();
+    u32 row0 = blockIdx.y * S::N, rows = step_rows(step, which);
+    if (row0 >= rows) {
+        end_group();
+        wait_for_groups(0);
+        return;
+    }
+    Quantized x = {at, room, cols, F::UNIT, D};
+    auto activations = [&](u32 slot, const Walk& walk) {
+        copy_activations(S{shared + slot * bytes, m}, x, row0, rows, units, walk.stage * S::UNITS);
+    };
+    Walk now = {blockIdx.x, 0}, first = now;
+    for (u32 slot = 0; slot < slots; slot++, first.next(stages)) {
+        if (first.tile < tiles) activations(slot, first);
+        end_group();
+    }
+    u32 w = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float acc[2][NT][4];
+    for (u32 slot = 0; now.tile < tiles; slot = slot + 1 < slots ? slot + 1 : 0) {
+        if (now.stage == 0) {
+#pragma unroll
+            for (u32 i = 0; i < 2 * NT * 4; i++) acc[i / (4 * NT)][i / 4 % NT][i % 4] = 0.0f;
+        }
+        S stage = {shared + slot * bytes, m};
+        u32 count = fewer(units - now.stage * S::UNITS, S::UNITS);
+        wait_for_groups(slots - 1);
+        __syncthreads();
+#pragma unroll
+        for (u32 tile = 0; tile < 2; tile++) {
+            if (16 * tile >= m) break;
+            if constexpr (F::UNIT == 32) take_units32(stage, tile, w, count, acc[tile]);
+            else take_unit256(stage, tile, w, count, acc[tile]);
+        }
+        __syncthreads();
+        if (now.stage + 1 == stages) {
+            // What the stage lay in holds the sums of the eight warps: [warp][row of activations][row of the matrix].
+            float* sums = (float*)stage.at;
+            u32 pitch = m + 4;
+#pragma unroll
+            for (u32 tile = 0; tile < 2; tile++) {
+                if (16 * tile >= m) break;
+#pragma unroll
+                for (u32 i = 0; i < NT * 4; i++) {
+                    u32 n = i / 4 * 8 + lane % 4 * 2 + i % 2, row = 16 * tile + i % 4 / 2 * 8 + lane / 4;
+                    sums[(w * S::N + n) * pitch + row] = acc[tile][i / 4][i % 4];
+                }
+            }
+            __syncthreads();
+            u32 tile = now.tile;
+            Part part = part_of(parts, m, &tile);
+            for (u32 i = threadIdx.x; i < m * S::N; i += TILE_THREADS) {
+                u32 n = i / m, row = i % m;
+                if (row0 + n >= rows || tile * m + row >= part.rows) continue;
+                float sum = sums[n * pitch + row];
+#pragma unroll
+                for (u32 other = 1; other < 8; other++) sum = add(sum, sums[(other * S::N + n) * pitch + row]);
+                finish(part, residual, row0 + n, tile * m + row, sum);
+            }
+            __syncthreads();
+        }
+        if (ahead.tile < tiles) {
+            weights(slot, ahead);
+            activations(slot, ahead);
+            ahead.next(stages);
+        }
+        end_group();
+        now.next(stages);
+    }
+}
+
+// Two blocks of a few rows fit on a multiprocessor, as far as registers go.
+#define MAKE_TILES(name, F, NT, D)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(TILE_THREADS, NT == 1 ? 2 : 1)                                        \
+        name##_n##NT##_d##D(const Step* step, u32 which, u32 room, u32 cols, u32 shape, u8* x, const float* residual,  \
+                            PARTS) {                                                                                   \
+        make_tiles<F, NT, D>(step, which, room, cols, shape, x, residual, PARTS_ARGUMENT);                             \
+    }
+
+// All products of a format for more than one row: of up to 8 rows a block, and of up to 32 digits of a column.
+#define TILES(name, F)                                                                                                 \
+    MAKE_TILES(name, F, 1, 1)                                                                                          \
+    MAKE_TILES(name, F, 4, 1)                                                                                          \
+    MAKE_TILES(name, F, 1, 2)                                                                                          \
+    MAKE_TILES(name, F, 2, 2)
