@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ingle_engine::step::{Engine, EngineOptions};
-use ingle_graph::{Bucket, Graph, PlanOptions};
+use ingle_graph::{Bucket, Graph, PlanOptions, Program, Step, WeightId};
 use ingle_models::Model;
 
 use crate::error::{Error, Result};
@@ -51,8 +51,8 @@ pub fn bench(flags: &Bench) -> Result<()> {
     };
     let context = tests.iter().map(Test::context).max().unwrap_or(2);
     let sequences = tests.iter().map(|t| t.batch).max().unwrap_or(1);
-    let backend = session::backend(&flags.device);
-    let mut runner = session::load(&checkpoint, backend, options, Some(context), sequences)?;
+    session::warn_of_threads(&flags.device);
+    let (mut runner, layout) = session::load(&checkpoint, &flags.device, options, Some(context), sequences)?;
     let arithmetics = session::arithmetics(&*runner.prepare(Bucket::holding(1, 1, 1))?);
     let load_ms = start.elapsed().as_secs_f64() * 1e3;
     let device = runner.backend().describe();
@@ -81,18 +81,31 @@ pub fn bench(flags: &Bench) -> Result<()> {
         }
     }
     let works: Vec<Work> = tests.iter().map(|test| test.work(&mut engine)).collect::<Result<_>>()?;
+    let shares = shares(&*engine.runner().prepare(Bucket::holding(1, 1, 1))?);
     let peak_memory_bytes = sys::peak_memory_bytes();
     drop(engine);
     let threads = session::threads(&flags.device);
     let step_bytes = works.iter().map(|work| work.step_bytes).fold(0.0, f64::max);
-    let limits = match session::cuda_options(&flags.device) {
-        Some(options) => limits::of_gpu(&options, step_bytes as usize)?,
-        None => limits::measure(threads, step_bytes as usize).map_err(|error| {
+    let host = || {
+        limits::measure(threads, step_bytes as usize).map_err(|error| {
             Error::Refused(format!(
                 "the system refuses one of {threads} threads to measure this machine with ({error}): give fewer with \
                  --threads, or raise its limits (ulimit -u and -v)"
             ))
-        })?,
+        })
+    };
+    let (limits, devices) = match session::cuda_options(&flags.device) {
+        None => (host()?, None),
+        Some(options) => {
+            let gpu = limits::of_gpu(&options, step_bytes as usize)?;
+            match shares {
+                [1.0, 1.0] => (gpu, None),
+                [reads, products] => {
+                    let host = host()?;
+                    (gpu.beside(host, reads, products), Some([gpu, host]))
+                }
+            }
+        }
     };
 
     let outcomes: Vec<Outcome> = tests
@@ -109,11 +122,37 @@ pub fn bench(flags: &Bench) -> Result<()> {
         repetitions: flags.repetitions,
     };
     let model = session::name(&path);
-    let bench = report::Bench { model, settings, device, threads, limits, peak_memory_bytes, load_ms };
+    let bench = report::Bench {
+        model,
+        settings,
+        device,
+        layout,
+        threads,
+        limits,
+        devices,
+        peak_memory_bytes,
+        load_ms,
+    };
     match flags.json {
         true => report::print_json(&bench, &outcomes, &times),
         false => report::print_table(&bench, &outcomes, &times),
     }
+}
+
+/// What the first device has of the weights' bytes that a token reads, and of its products.
+fn shares(program: &Program) -> [f64; 2] {
+    let share = |of: &dyn Fn(&Step) -> u64| {
+        let total = |device: Option<usize>| -> u64 {
+            let segments = program.segments.iter().filter(|s| device.is_none_or(|device| s.device == device));
+            segments.flat_map(|segment| &segment.steps).map(of).sum()
+        };
+        total(Some(0)) as f64 / total(None) as f64
+    };
+    let elements = |step: &Step| {
+        let weights = step.products().map(|(WeightId(weight), _)| &program.weights[weight as usize]);
+        weights.map(|weight| (weight.rows * weight.cols) as u64).sum()
+    };
+    [share(&|step| step.cost.weight_bytes), share(&elements)]
 }
 
 /// Prefill tests first, then decode tests by depth, for each batch size; each once.

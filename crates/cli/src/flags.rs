@@ -155,7 +155,7 @@ pub struct DeviceFlags {
     #[arg(short, long, value_name = "THREADS", value_parser = threads(),
         help = format!("Threads, 1 to {} here, of which one for each processor works; the default is one for each physical core", ingle_cpu::threads_max()))]
     pub threads: Option<u16>,
-    /// Bytes of GPU memory to use; refused, as no model is split between GPU and CPU yet
+    /// Most GPU memory for the model, such as 8G or 512M: layers that do not fit run on the CPU; without it, what is free
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub gpu_memory: Option<u64>,
 }
@@ -389,7 +389,9 @@ pub struct Verify {
     ingle inspect model.gguf                      what it is and what it needs\n  \
     ingle inspect model.gguf -c 32768 --kv q8_0   the memory plan of a longer context\n  \
     ingle inspect model.gguf --graph out.dot      the graph, for `dot -Tsvg`\n  \
-    ingle inspect model.gguf --plan               the program of one decode step, step by step\n\n{MODEL_HELP}"))]
+    ingle inspect model.gguf --plan               the program of one decode step, step by step\n  \
+    ingle inspect model.gguf --gpu-memory 8G      what would lie on a GPU with so much memory, and what on the CPU\n\n\
+    {MODEL_HELP}"))]
 pub struct Inspect {
     #[command(flatten)]
     pub model: ModelWord,
@@ -404,6 +406,8 @@ pub struct Inspect {
     pub json: bool,
     #[command(flatten)]
     pub options: PlanFlags,
+    #[command(flatten)]
+    pub device: DeviceFlags,
 }
 
 /// `ingle check`.
@@ -585,6 +589,9 @@ fn parse_top_k(text: &str) -> std::result::Result<i64, String> {
 fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(end);
+    if digits.is_empty() || unit.starts_with('.') {
+        return Err("want a whole number of bytes, such as 8G or 512M".into());
+    }
     let shift = match unit.to_ascii_lowercase().as_str() {
         "" | "b" => 0,
         "k" | "kib" => 10,
@@ -593,8 +600,8 @@ fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
         "t" | "tib" => 40,
         _ => return Err(format!("{unit:?} is no unit: use K, M, G or T")),
     };
-    let n: u64 = digits.parse().map_err(|_| "want a number of bytes, such as 8G".to_string())?;
-    n.checked_mul(1 << shift).ok_or_else(|| "more than 64 bits of bytes".into())
+    let n = digits.parse().ok().and_then(|n: u64| n.checked_mul(1 << shift));
+    n.ok_or_else(|| "more than 64 bits of bytes".into())
 }
 
 /// Most tokens of anything: positions are signed 32-bit numbers on some devices.

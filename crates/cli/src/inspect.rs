@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::{Write, stdout};
 
 use ingle_cpu::planned_bytes;
-use ingle_engine::runner::{kv_group_bytes, kv_plan};
+use ingle_engine::runner::{Plan as Asked, buckets, kv_group_bytes, kv_plan};
 use ingle_engine::step::EngineOptions;
 use ingle_graph::op::{Elem, Weight, WeightUse};
+use ingle_graph::split::Share;
 use ingle_graph::{
-    Bucket, CONTRACT_VERSION, FloatArithmetic, KvGroup, KvPlan, PlanKey, PlanOptions, Program, WeightId,
-    dump, passes,
+    Bucket, CONTRACT_VERSION, FloatArithmetic, Graph, KvGroup, KvPlan, PlanKey, PlanOptions, Program, Slot,
+    WeightId, dump, passes,
 };
 use ingle_models::Model;
 use ingle_tensor::gguf::Value as GgufValue;
@@ -18,7 +19,8 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
 use crate::files;
-use crate::flags::{Device, Inspect};
+use crate::flags::Inspect;
+use crate::layout::{HOST, Layout};
 use crate::session;
 use crate::term::{Paint, bytes, plain, thousands};
 
@@ -30,6 +32,7 @@ pub fn inspect(flags: &Inspect) -> Result<()> {
     let Some(model) = flags.model.named() else {
         return Err(Error::Usage("no MODEL: name one, as in `ingle inspect model.gguf`".into()));
     };
+    session::require_gpu(&flags.device)?;
     let path = session::resolve(Some(model))?;
     let checkpoint = session::open_files(&path)?;
     let planned = Model::open(&checkpoint).map_err(Error::from).and_then(|model| Plan::new(model, flags));
@@ -46,6 +49,9 @@ pub fn inspect(flags: &Inspect) -> Result<()> {
         (true, _) => writeln!(stdout(), "{:#}", json(&checkpoint, planned.as_ref(), flags.plan))?,
         (false, true) => {
             let plan = planned?;
+            if let Some(layout) = &plan.layout {
+                writeln!(stdout(), "{}", layout.line())?;
+            }
             write!(stdout(), "{}", plain_lines(&dump::program_text(&plan.decode)))?;
             return Ok(());
         }
@@ -62,6 +68,8 @@ struct Plan {
     /// One sequence, one token.
     decode: Program,
     memory: Memory,
+    /// What lies where, if a GPU was asked for.
+    layout: Option<Layout>,
 }
 
 /// Bytes of everything that lives as long as the model is loaded for one conversation.
@@ -100,11 +108,16 @@ impl Memory {
 
 impl Plan {
     fn new(model: Model, flags: &Inspect) -> Result<Self> {
-        let options = session::plan_options(Device::Auto, &flags.options, &model.graph);
+        let mut options = session::plan_options(flags.device.device, &flags.options, &model.graph);
         let engine = EngineOptions::default();
         let context = session::context(&model, flags.options.context);
         let kv = kv_plan(&model.graph, context, 1, engine.chunk);
         let step_tokens = engine.step_tokens.min(kv.context);
+        let buckets = buckets(step_tokens, 1);
+        let layout = session::layout(
+            &flags.device,
+            Asked { graph: &model.graph, options: &mut options, kv: &kv, buckets },
+        )?;
         let compile = |t| -> Result<Program> {
             Ok(passes::compile(
                 &model.graph,
@@ -113,17 +126,27 @@ impl Plan {
         };
         let (decode, largest) = (compile(1)?, compile(step_tokens)?);
         let bucket = largest.key.bucket;
-        let rope_pairs: usize = model.graph.ropes.iter().map(|r| r.inv_freq.len()).sum();
+        // Of what is on a GPU its layout tells.
+        let host = layout.as_ref().map(|_| Share::of(&model.graph, &options.placement, HOST).graph);
+        let graph = host.as_ref().unwrap_or(&model.graph);
+        let device = if layout.is_some() { HOST } else { 0 };
+        let on_device = |program: &Program, index: usize| {
+            let segments = program.segments.iter().filter(|segment| segment.device == device);
+            let mut slots = segments.flat_map(|segment| &segment.steps).flat_map(|step| &step.outputs);
+            slots.any(|slot| matches!(slot, Slot::Output { index: at, .. } if *at == index))
+        };
+        let outputs = largest.outputs.iter().enumerate().filter(|(at, _)| on_device(&largest, *at));
+        let rope_pairs: usize = graph.ropes.iter().map(|r| r.inv_freq.len()).sum();
         let memory = Memory {
             step_tokens: bucket.t,
-            weights: model.graph.weights.iter().map(|w| planned_bytes(w, options.activations) as u64).sum(),
-            mapped: mapped_bytes(&model, &options),
-            kv: kv_groups(&model, &options, &kv),
-            arena: largest.arena_bytes.iter().sum::<usize>() as u64,
+            weights: graph.weights.iter().map(|w| planned_bytes(w, options.activations) as u64).sum(),
+            mapped: mapped_bytes(graph, &options),
+            kv: kv_groups(graph, &options, &kv),
+            arena: largest.arena_bytes.get(device).copied().unwrap_or(0) as u64,
             rope_tables: (kv.context * rope_pairs * 2 * size_of::<f32>()) as u64,
-            outputs: largest.outputs.iter().map(|o| o.ty.bytes(bucket.r) as u64).sum(),
+            outputs: outputs.map(|(_, o)| o.ty.bytes(bucket.rows(o.ty.rows)) as u64).sum(),
         };
-        Ok(Self { model, options, kv, decode, memory })
+        Ok(Self { model, options, kv, decode, memory, layout })
     }
 
     /// The weights by kind (`blk.3.attn_q.weight` is of kind `attn_q.weight`) and type, with how they are read.
@@ -144,20 +167,19 @@ impl Plan {
 }
 
 /// What each group of layers keeps.
-fn kv_groups(model: &Model, options: &PlanOptions, kv: &KvPlan) -> Vec<Kv> {
-    let graph = &model.graph;
+fn kv_groups(graph: &Graph, options: &PlanOptions, kv: &KvPlan) -> Vec<Kv> {
     let of = |(group, KvGroup { window }): (usize, &KvGroup)| Kv {
         window: *window,
         layers: graph.kv.iter().filter(|layer| layer.group == group).count(),
         pages: kv.pages[group],
         bytes: kv_group_bytes(graph, options.kv, kv, group),
     };
-    graph.kv_groups.iter().enumerate().map(of).collect()
+    graph.kv_groups.iter().enumerate().map(of).filter(|group| group.layers > 0).collect()
 }
 
 /// Bytes of the tensors that are read in place, each counted once.
-fn mapped_bytes(model: &Model, options: &PlanOptions) -> u64 {
-    let in_place = model.graph.weights.iter().filter(|w| planned_bytes(w, options.activations) == 0);
+fn mapped_bytes(graph: &Graph, options: &PlanOptions) -> u64 {
+    let in_place = graph.weights.iter().filter(|w| planned_bytes(w, options.activations) == 0);
     let tensors: BTreeMap<&str, usize> = in_place.map(|w| (w.name.as_str(), w.bytes())).collect();
     tensors.values().map(|&bytes| bytes as u64).sum()
 }
@@ -256,6 +278,13 @@ fn print(checkpoint: &Checkpoint, plan: std::result::Result<&Plan, &Error>) -> R
         plan.options.kv,
         m.step_tokens
     )?;
+    if let Some(layout) = &plan.layout {
+        writeln!(out, "  {}; of the GPU's bytes", layout.line())?;
+        for (what, n) in layout.parts() {
+            writeln!(out, "    {what:<16} {:>14} bytes  {}", thousands(n), paint.dim(&bytes(n)))?;
+        }
+        writeln!(out, "  and on the CPU")?;
+    }
     for (what, n) in [
         ("weights", m.weights),
         ("keys and values", m.kv_bytes()),
@@ -352,6 +381,9 @@ fn json(checkpoint: &Checkpoint, plan: std::result::Result<&Plan, &Error>, with_
                     "arena_bytes": m.arena, "rope_bytes": m.rope_tables, "outputs_bytes": m.outputs,
                     "total_bytes": m.total() }),
             );
+            if let Some(layout) = &plan.layout {
+                put("layout", layout.json());
+            }
             put("weight_bytes_per_token", plan.decode.weight_bytes().into());
             if with_program {
                 put("plan", dump::program_text(&plan.decode).into());

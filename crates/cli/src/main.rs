@@ -11,6 +11,7 @@ mod error;
 mod files;
 mod flags;
 mod inspect;
+mod layout;
 mod mix;
 mod models;
 mod quantize;

@@ -152,6 +152,9 @@ fn json(session: &Session, reply: &Reply, with_steps: bool) -> Value {
             "decode_tokens": reply.decode_tokens(),
         },
     });
+    if let Some(layout) = &session.layout {
+        object["layout"] = layout.json();
+    }
     if with_steps {
         let steps =
             reply.steps.iter().map(|step| json!({ "id": step.id, "logprob": step.logprob, "top": step.top }));
@@ -170,7 +173,7 @@ fn stats(session: &mut Session, reply: &Reply) {
     };
     let of_them = |tokens: usize| if tokens > 0 { format!(", {tokens} of them") } else { String::new() };
     let (prefill, decode) = (reply.timings.prefill.as_secs_f64(), reply.timings.decode.as_secs_f64());
-    let Session { name, device, numerics, arithmetics, load_ms, .. } = &*session;
+    let Session { name, device, numerics, arithmetics, layout, load_ms, .. } = &*session;
     let mut lines = vec![
         ("model", name.clone()),
         ("device", device.clone()),
@@ -199,6 +202,7 @@ fn stats(session: &mut Session, reply: &Reply) {
             ),
         ),
     ];
+    lines.extend(layout.iter().map(|layout| ("layers", layout.line())));
     lines.extend(reply.seed.map(|seed| ("seed", seed.to_string())));
     lines.push(("peak memory", sys::peak_memory_bytes().map_or("unknown".into(), bytes)));
     let (counts, paths): (Vec<_>, Vec<_>) = session

@@ -11,14 +11,16 @@ use ingle_cuda::compile::Search;
 use ingle_cuda::survey::survey;
 use ingle_cuda::{Cuda, CudaOptions};
 use ingle_engine::handle::{Handle, Language, Reply};
-use ingle_engine::runner::{Runner, kv_bytes, kv_plan};
+use ingle_engine::runner::{Plan, Runner, buckets, kv_bytes, kv_plan};
 use ingle_engine::step::{Engine, EngineOptions};
+use ingle_graph::split::Split;
 use ingle_graph::{Backend, Bucket, FloatArithmetic, Graph, Numerics, PlanOptions, Program};
 use ingle_models::Model;
 use ingle_tensor::Checkpoint;
 
 use crate::error::{Error, Result};
 use crate::flags::{Device, DeviceFlags, PlanFlags};
+use crate::layout::Layout;
 use crate::source::{self, Cache, Spec};
 use crate::sys;
 use crate::term::{self, bytes};
@@ -53,11 +55,11 @@ pub fn open_files(path: &Path) -> Result<Checkpoint> {
     })
 }
 
-/// Refuses a device that this machine lacks, before anything is read.
+/// Refuses a GPU that this machine lacks, before anything is read.
 ///
 /// # Errors
-/// A GPU that cannot be used, with the reason, or memory on one: bad usage.
-pub fn require_device(flags: &DeviceFlags) -> Result<()> {
+/// A GPU that cannot be used, with the reason: bad usage.
+pub fn require_gpu(flags: &DeviceFlags) -> Result<()> {
     if let Device::Cuda { index } = flags.device
         && let Some(error) = survey(&Search::from_env()).obstacle()
     {
@@ -65,27 +67,21 @@ pub fn require_device(flags: &DeviceFlags) -> Result<()> {
             "--device cuda:{index}: {error}; or leave --device out: see ingle doctor"
         )));
     }
-    if flags.gpu_memory.is_some() {
-        return Err(Error::Usage(
-            "--gpu-memory: a model is not split between GPU and CPU yet; leave it out".into(),
-        ));
-    }
     Ok(())
 }
 
-/// A device with nothing loaded.
-pub fn backend(flags: &DeviceFlags) -> Result<Box<dyn Backend>> {
-    require_device(flags)?;
-    warn_of_threads(flags);
-    Ok(device(flags)?)
-}
-
-/// The same, without the checks that come before anything is read.
-pub fn device(flags: &DeviceFlags) -> ingle_graph::Result<Box<dyn Backend>> {
-    match cuda_options(flags) {
-        Some(options) => Ok(Box::new(Cuda::new(&options)?)),
-        None => cpu(flags),
+/// The same for commands that run a model.
+///
+/// # Errors
+/// As [`require_gpu`]; memory on a GPU that is not used: bad usage.
+pub fn require_device(flags: &DeviceFlags) -> Result<()> {
+    require_gpu(flags)?;
+    if flags.gpu_memory.is_some() && cuda_options(flags).is_none() {
+        return Err(Error::Usage(
+            "--gpu-memory limits what of a GPU is used: add --device cuda, or leave it out".into(),
+        ));
     }
+    Ok(())
 }
 
 /// Which GPU, if one was asked for.
@@ -109,8 +105,58 @@ pub fn threads(flags: &DeviceFlags) -> usize {
         .map_or_else(ingle_cpu::physical_cores, |asked| usize::from(asked).min(ingle_cpu::processors()))
 }
 
+/// What would lie where on the device that was asked for, or on any GPU with so much memory; `None` on the host alone. The
+/// options get the placement.
+///
+/// # Errors
+/// As [`device`].
+pub fn layout(flags: &DeviceFlags, plan: Plan<'_>) -> ingle_graph::Result<Option<Layout>> {
+    let found = match (cuda_options(flags), flags.gpu_memory) {
+        (Some(options), limit) => {
+            let gpu = Cuda::new(&options)?;
+            let found = Layout::new(&plan, gpu.room()?, limit)?;
+            found.check(&gpu.describe())?;
+            found
+        }
+        (None, Some(limit)) => {
+            let found = Layout::within(&plan, limit)?;
+            found.check("cuda")?;
+            found
+        }
+        (None, None) => return Ok(None),
+    };
+    plan.options.placement = found.fit.placement();
+    plan.options.float = FloatArithmetic::F32x32;
+    Ok(Some(found))
+}
+
+/// Opens the device that was asked for, with nothing loaded: a GPU with as many layers as its memory holds, and the host with
+/// the others. Says so on standard error, the first time.
+///
+/// # Errors
+/// What keeps the device from being used; a GPU that has no room for a layer, with the numbers.
+pub fn device(
+    flags: &DeviceFlags,
+    eager: bool,
+    layout: &mut Option<Layout>,
+    plan: Plan<'_>,
+) -> ingle_graph::Result<Box<dyn Backend>> {
+    let Some(options) = cuda_options(flags) else { return cpu(flags) };
+    let gpu = Cuda::new(&CudaOptions { eager, ..options })?;
+    let found = Layout::new(&plan, gpu.room()?, flags.gpu_memory)?;
+    found.check(&gpu.describe())?;
+    let gpu: Box<dyn Backend> = Box::new(gpu);
+    let split = !found.fit.is_whole();
+    plan.options.placement = found.fit.placement();
+    if split && layout.is_none() {
+        term::say(&format!("note: {}", found.line()));
+    }
+    *layout = Some(found);
+    Ok(if split { Box::new(Split::new(vec![gpu, cpu(flags)?])) } else { gpu })
+}
+
 /// Says so on standard error where fewer threads work than were asked for.
-fn warn_of_threads(flags: &DeviceFlags) {
+pub fn warn_of_threads(flags: &DeviceFlags) {
     let (works, asked) = (threads(flags), flags.threads.map_or(0, usize::from));
     if asked > works {
         term::say(&format!(
@@ -169,6 +215,8 @@ pub struct Session {
     pub numerics: Numerics,
     /// The arithmetics it stands for here.
     pub arithmetics: String,
+    /// What lies where, if a GPU is used.
+    pub layout: Option<Layout>,
     /// From the open of a file that is there to the first step that could run.
     pub load_ms: f64,
 }
@@ -206,25 +254,22 @@ pub fn open(model: Option<&Spec>, device: &DeviceFlags, plan: &PlanFlags) -> Res
     let path = resolve(model)?;
     let start = Instant::now();
     let checkpoint = Arc::new(open_files(&path)?);
+    warn_of_threads(device);
     let (language, loaded) = thread::scope(|scope| {
         let language = Work::begin(scope, || Language::open(&checkpoint));
-        let loaded = load(
-            &checkpoint,
-            backend(device),
-            |graph| plan_options(device.device, plan, graph),
-            plan.context,
-            1,
-        );
+        let options = |graph: &Graph| plan_options(device.device, plan, graph);
+        let loaded = load(&checkpoint, device, options, plan.context, 1);
         (language.end(), loaded)
     });
     let language = language?;
-    let mut runner = loaded?;
+    let (mut runner, layout) = loaded?;
     let arithmetics = arithmetics(&*runner.prepare(Bucket::holding(1, 1, 1))?);
     let device = runner.backend().describe();
     let engine = Engine::new(runner, checkpoint.fingerprint(), EngineOptions::default());
     let handle = Handle::new(engine, language)?;
     let load_ms = start.elapsed().as_secs_f64() * 1e3;
-    Ok(Session { handle, name: name(&path), path, device, numerics: plan.numerics, arithmetics, load_ms })
+    let (name, numerics) = (name(&path), plan.numerics);
+    Ok(Session { handle, name, path, device, numerics, arithmetics, layout, load_ms })
 }
 
 /// Loads a checkpoint on a device, with room for `sequences` sequences. A context that the model was not made for gets a
@@ -234,17 +279,23 @@ pub fn open(model: Option<&Spec>, device: &DeviceFlags, plan: &PlanFlags) -> Res
 /// A context whose keys and values this machine cannot hold, with the numbers; what the device cannot serve.
 pub fn load(
     checkpoint: &Arc<Checkpoint>,
-    backend: Result<Box<dyn Backend>>,
+    flags: &DeviceFlags,
     options: impl FnOnce(&Graph) -> PlanOptions,
     context: Option<usize>,
     sequences: usize,
-) -> Result<Runner> {
+) -> Result<(Runner, Option<Layout>)> {
     let model = Arc::new(Model::open(checkpoint)?);
-    let options = options(&model.graph);
+    let mut options = options(&model.graph);
     let context = self::context(&model, context);
-    let kv = kv_plan(&model.graph, context, sequences, EngineOptions::default().chunk);
-    let (wanted, held) = (kv_bytes(&model.graph, options.kv, &kv), sys::memory_bytes("MemTotal:"));
-    if let Some(held) = held
+    let engine = EngineOptions::default();
+    let kv = kv_plan(&model.graph, context, sequences, engine.chunk);
+    let buckets = buckets(engine.step_tokens.min(context), sequences);
+    let plan = Plan { graph: &model.graph, options: &mut options, kv: &kv, buckets };
+    let mut layout = None;
+    let backend = device(flags, false, &mut layout, plan)?;
+    let wanted =
+        layout.as_ref().map_or_else(|| kv_bytes(&model.graph, options.kv, &kv), |layout| layout.host_kv);
+    if let Some(held) = sys::memory_bytes("MemTotal:")
         && wanted > held
     {
         return Err(Error::Refused(format!(
@@ -261,7 +312,7 @@ pub fn load(
              answers"
         ));
     }
-    Ok(Runner::new(backend?, model, checkpoint.clone(), options, kv)?)
+    Ok((Runner::new(backend, model, checkpoint.clone(), options, kv)?, layout))
 }
 
 #[cfg(test)]

@@ -4,10 +4,10 @@ use std::io::{Write, stdout};
 use std::path::Path;
 use std::sync::Arc;
 
-use ingle_cuda::{Cuda, CudaOptions};
 use ingle_engine::parity::{self, Difference, Parity};
+use ingle_engine::runner::{Open, Plan};
 use ingle_engine::verify::{self, Check, Miss, Report};
-use ingle_graph::{Backend, PlanOptions};
+use ingle_graph::PlanOptions;
 use ingle_tensor::Checkpoint;
 use serde_json::{Value, json};
 
@@ -39,7 +39,7 @@ pub fn arms() -> String {
 /// What a model is compared with.
 enum With<'a> {
     Reference(&'a Path),
-    Gpu(CudaOptions),
+    Gpu,
 }
 
 /// Makes every comparison and prints it.
@@ -50,7 +50,7 @@ pub fn verify(flags: &Verify) -> Result<()> {
     session::require_device(&flags.device)?;
     let with = match (&flags.against, session::cuda_options(&flags.device)) {
         (Some(against), _) => With::Reference(against),
-        (None, Some(options)) => With::Gpu(options),
+        (None, Some(_)) => With::Gpu,
         (None, None) => {
             let what = "verify compares a model with a reference (--against FILE) or a GPU with the CPU (--device cuda)";
             return Err(Error::Usage(format!("{what}: give one")));
@@ -60,7 +60,7 @@ pub fn verify(flags: &Verify) -> Result<()> {
     let checkpoint = Arc::new(session::open_files(&path)?);
     let against = match with {
         With::Reference(against) => against,
-        With::Gpu(options) => return devices(flags, &checkpoint, options),
+        With::Gpu => return devices(flags, &checkpoint),
     };
     files::require(against, REFERENCE_BYTES_MAX)?;
     let tensors = against.with_extension("safetensors");
@@ -72,7 +72,9 @@ pub fn verify(flags: &Verify) -> Result<()> {
         counter.set_length(total);
         counter.set_position(done);
     };
-    let report = verify::against(&checkpoint, against, &mut || session::device(&flags.device), &mut watch);
+    let mut layout = None;
+    let mut open = |plan: Plan<'_>| session::device(&flags.device, false, &mut layout, plan);
+    let report = verify::against(&checkpoint, against, &mut open, &mut watch);
     counter.finish_and_clear();
     let report = report?;
     if flags.json {
@@ -88,20 +90,21 @@ pub fn verify(flags: &Verify) -> Result<()> {
 }
 
 /// Compares a GPU with the CPU, or its graphs with eager execution.
-fn devices(flags: &Verify, checkpoint: &Arc<Checkpoint>, options: CudaOptions) -> Result<()> {
+fn devices(flags: &Verify, checkpoint: &Arc<Checkpoint>) -> Result<()> {
     let counter = term::counter("comparing tokens", 0);
     let mut watch = |done, total| {
         counter.set_length(total);
         counter.set_position(done);
     };
-    let eager = CudaOptions { eager: true, ..options };
-    let mut first = || match flags.replay {
-        true => Ok(Box::new(Cuda::new(&eager)?) as Box<dyn Backend>),
+    let (mut layout, mut eager) = (None, None);
+    let mut first = |plan: Plan<'_>| match flags.replay {
+        true => session::device(&flags.device, true, &mut eager, plan),
         false => session::cpu(&flags.device),
     };
+    let mut second = |plan: Plan<'_>| session::device(&flags.device, false, &mut layout, plan);
     let names = if flags.replay { ["eager", "replayed"] } else { ["on the CPU", "on the GPU"] };
     let generated = usize::from(flags.generate.unwrap_or(if flags.replay { 256 } else { 64 }));
-    let open: [&mut dyn FnMut() -> _; 2] = [&mut first, &mut || session::device(&flags.device)];
+    let open: [&mut Open<'_>; 2] = [&mut first, &mut second];
     let parity = parity::devices(checkpoint, PlanOptions::default(), generated, open, &mut watch);
     counter.finish_and_clear();
     let Parity { steps, tensors, values, first } = parity?;

@@ -145,6 +145,12 @@ impl Pool {
     }
 }
 
+/// Bytes of the keys of each layer, and as many for its values: pieces of one allocation.
+pub(crate) fn pool_bytes(graph: &Graph, kind: KvType, kv: &KvPlan) -> Vec<usize> {
+    let bytes = |layer: &KvLayer| kv.pages[layer.group] * kv::page_bytes(layer, kind);
+    graph.kv.iter().map(|layer| bytes(layer).next_multiple_of(ALIGN)).collect()
+}
+
 /// What `prepare` makes.
 pub(crate) struct Ready {
     pub(crate) program: Arc<Program>,
@@ -327,16 +333,14 @@ impl Cuda {
             Ok(RopeTable { table, pairs: spec.inv_freq.len() as u32, style: spec.style })
         });
         let ropes = ropes.collect::<Result<Vec<_>>>()?;
-        let pools = graph.kv.iter().map(|layer| {
-            let pages = kv.pages[layer.group];
-            let bytes = pages * kv::page_bytes(layer, options.kv);
-            Ok(Pool {
-                shape: *layer,
-                group: layer.group as u32,
-                cells: (pages * PAGE) as u32,
-                keys: Buffer::new(context, bytes)?,
-                values: Buffer::new(context, bytes)?,
-            })
+        let pool_bytes = pool_bytes(graph, options.kv, &kv);
+        let memory = Buffer::new(context, 2 * pool_bytes.iter().sum::<usize>())?;
+        let mut end = 0;
+        let pools = graph.kv.iter().zip(pool_bytes).map(|(layer, bytes)| {
+            let (keys, values) = (memory.piece(end, bytes)?, memory.piece(end + bytes, bytes)?);
+            end += 2 * bytes;
+            let cells = (kv.pages[layer.group] * PAGE) as u32;
+            Ok(Pool { shape: *layer, group: layer.group as u32, cells, keys, values })
         });
         let pools = pools.collect::<Result<Vec<_>>>()?;
         let declared = graph.weights.clone();

@@ -11,8 +11,7 @@ use ingle_graph::split::{Part, Share};
 use ingle_graph::{Activations, Bucket, Graph, KvPlan, PlanKey, PlanOptions, passes};
 
 use crate::Result;
-use crate::backend::Demand;
-use crate::kernels::kv;
+use crate::backend::{Demand, pool_bytes};
 use crate::weights::MatrixLayout;
 
 /// Most that is left to the driver: code of kernels, captured graphs, what it keeps for itself.
@@ -96,10 +95,7 @@ impl Needs {
         for weight in &share.graph.weights {
             needs.weights += weight_bytes(weight, integers)?;
         }
-        for layer in &share.graph.kv {
-            let bytes = kv.pages[layer.group] * kv::page_bytes(layer, options.kv);
-            needs.kv += 2 * occupied(bytes);
-        }
+        needs.kv = occupied(2 * pool_bytes(&share.graph, options.kv, kv).iter().sum::<usize>());
         let table = |pairs: usize| occupied(kv.context * 2 * pairs * size_of::<f32>());
         needs.ropes = share.graph.ropes.iter().map(|rope| table(rope.inv_freq.len())).sum();
         let Some(&bucket) = buckets.last() else { return Ok(needs) };

@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
-use ingle_graph::{Backend, Numerics, PlanOptions};
+use ingle_graph::{Numerics, PlanOptions};
 use ingle_models::Model;
 use ingle_tensor::Checkpoint;
 
 use crate::Result;
-use crate::runner::{Runner, kv_plan_of_all};
+use crate::runner::{Open, Plan, Runner, buckets_of_all_rows, kv_plan_of_all};
 use crate::verify::{Feed, argmax};
 
 /// Tokens of the prompt: over one attention chunk, so that chunks merge, and no whole number of pages.
@@ -54,7 +54,7 @@ pub fn devices(
     checkpoint: &Arc<Checkpoint>,
     options: PlanOptions,
     generated: usize,
-    open: [&mut dyn FnMut() -> ingle_graph::Result<Box<dyn Backend>>; 2],
+    open: [&mut Open<'_>; 2],
     watch: &mut dyn FnMut(u64, u64),
 ) -> Result<Parity> {
     let model = Arc::new(Model::open(checkpoint)?);
@@ -63,8 +63,11 @@ pub fn devices(
     let total = (prompt + generated).min(model.config.context);
     let kv = kv_plan_of_all(&model.graph, total, 1);
     let [first, second] = open;
-    let runner = |open: &mut dyn FnMut() -> ingle_graph::Result<Box<dyn Backend>>| {
-        Runner::new(open()?, model.clone(), checkpoint.clone(), options.clone(), kv.clone())
+    let runner = |open: &mut Open<'_>| {
+        let mut options = options.clone();
+        let buckets = buckets_of_all_rows(CHUNK);
+        let backend = open(Plan { graph: &model.graph, options: &mut options, kv: &kv, buckets })?;
+        Runner::new(backend, model.clone(), checkpoint.clone(), options, kv.clone())
     };
     let (mut first, mut second) = (runner(first)?, runner(second)?);
     // Any tokens will do, as long as they differ.

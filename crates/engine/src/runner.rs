@@ -28,6 +28,44 @@ pub struct Runner {
     last: Option<Bucket>,
 }
 
+/// What a model will ask of a device, known before one is opened.
+pub struct Plan<'a> {
+    /// The model.
+    pub graph: &'a Graph,
+    /// Options of every program. Who opens several devices says here what lies where.
+    pub options: &'a mut PlanOptions,
+    /// The KV pools.
+    pub kv: &'a KvPlan,
+    /// Buckets of the steps to come, one of which is as large in everything as any: the last.
+    pub buckets: Vec<Bucket>,
+}
+
+/// Opens a device for a plan.
+pub type Open<'a> = dyn FnMut(Plan<'_>) -> ingle_graph::Result<Box<dyn Backend>> + 'a;
+
+/// Buckets of steps of up to `tokens` tokens and `sequences` sequences, of each of which the last row is wanted.
+pub fn buckets(tokens: usize, sequences: usize) -> Vec<Bucket> {
+    let most = Bucket::holding(tokens, sequences, sequences);
+    let powers = |to: usize| std::iter::successors(Some(1), move |n| (2 * n <= to).then_some(2 * n));
+    let prompts = powers(most.t).flat_map(|t| [Bucket { t, s: 1, r: 1 }, Bucket { t, ..most }]);
+    let others = powers(most.s).map(|n| Bucket { t: n, s: n, r: n });
+    let mut all: Vec<Bucket> = Vec::new();
+    for bucket in others.chain(prompts).chain([most]) {
+        if bucket.s <= bucket.t {
+            all.retain(|other| *other != bucket);
+            all.push(bucket);
+        }
+    }
+    all
+}
+
+/// Buckets of steps of up to `tokens` tokens of one sequence, all rows of which are wanted.
+pub fn buckets_of_all_rows(tokens: usize) -> Vec<Bucket> {
+    let most = Bucket::holding(tokens, 1, tokens);
+    let sizes = std::iter::successors(Some(1), |n| (2 * n <= most.t).then_some(2 * n));
+    sizes.map(|n| Bucket { t: n, s: 1, r: n }).collect()
+}
+
 /// Pages for `sequences` sequences of `context` tokens, and in each group the one that padding rows write to. A group with
 /// a window gets what the window and `chunk` tokens of one step touch, twice: once to compute with, and once to keep for
 /// prompts that go on from a prefix; never more than all positions would take.

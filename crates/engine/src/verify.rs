@@ -9,14 +9,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ingle_graph::{Activations, Backend, Inputs, KvType, Numerics, PlanOptions};
+use ingle_graph::{Activations, Inputs, KvType, Numerics, PlanOptions};
 use ingle_models::Model;
 use ingle_tensor::{Checkpoint, quant, safetensors};
 use serde_json::Value;
 
 use crate::batch::{self, Part};
 use crate::kv::Span;
-use crate::runner::{Runner, kv_plan_of_all};
+use crate::runner::{Open, Plan, Runner, buckets_of_all_rows, kv_plan_of_all};
 use crate::{Error, Result};
 
 /// One comparison with its limit.
@@ -290,14 +290,14 @@ impl Course<'_> {
 
 /// Makes every comparison that applies to this model and reference file.
 ///
-/// `device` makes an empty backend for each arm. `watch` is told how many tokens have been compared, and of how many.
+/// `open` opens a device for each arm. `watch` is told how many tokens have been compared, and of how many.
 ///
 /// # Errors
 /// A file that cannot be read or understood; a device failure.
 pub fn against(
     checkpoint: &Arc<Checkpoint>,
     path: &Path,
-    device: &mut dyn FnMut() -> ingle_graph::Result<Box<dyn Backend>>,
+    open: &mut Open<'_>,
     watch: &mut dyn FnMut(u64, u64),
 ) -> Result<Report> {
     let text = std::fs::read_to_string(path).map_err(|e| bad(path, e.to_string()))?;
@@ -313,9 +313,11 @@ pub fn against(
         kv: KvType::F32,
         ..PlanOptions::default()
     };
-    let mut runner = |options: PlanOptions, context: usize| {
+    let mut runner = |mut options: PlanOptions, context: usize| {
         let kv = kv_plan_of_all(&model.graph, context, 1);
-        Runner::new(device()?, model.clone(), checkpoint.clone(), options, kv)
+        let buckets = buckets_of_all_rows(context);
+        let backend = open(Plan { graph: &model.graph, options: &mut options, kv: &kv, buckets })?;
+        Runner::new(backend, model.clone(), checkpoint.clone(), options, kv)
     };
     match (prompts, items) {
         (Some(prompts), _) => {

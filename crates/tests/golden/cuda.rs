@@ -8,7 +8,7 @@ use ingle_cuda::{Cuda, CudaOptions};
 use ingle_engine::batch::{self, Part};
 use ingle_engine::kv::Span;
 use ingle_engine::parity;
-use ingle_engine::runner::Runner;
+use ingle_engine::runner::{Open, Runner};
 use ingle_graph::backend::PathCount;
 use ingle_graph::options::Placement;
 use ingle_graph::split::Split;
@@ -30,8 +30,7 @@ fn a_model_has_the_bits_of_the_cpu() {
     let Some(device) = StandIn::new("a whole model on CUDA") else { return };
     let path = fixture("gguf/qwen3-s1-wide/model-q4_k_m.gguf");
     let checkpoint = Arc::new(Checkpoint::open(&path).expect("a fixture"));
-    let open: [&mut dyn FnMut() -> _; 2] =
-        [&mut || Ok(cpu(1, None)), &mut || Ok(Box::new(open(&device, false)) as Box<dyn Backend>)];
+    let open: [&mut Open<'_>; 2] = [&mut |_| Ok(cpu(1, None)), &mut |_| Ok(Box::new(open(&device, false)))];
     let parity = parity::devices(&checkpoint, PlanOptions::default(), 3, open, &mut |_, _| ());
     let parity = parity.expect("both run");
     assert_eq!(parity.first, None, "{parity:?}");

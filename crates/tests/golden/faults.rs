@@ -21,7 +21,8 @@ fn arm_a_passes(model: &str, fault: impl Fn(&mut Value, &mut Vec<u8>)) -> bool {
     std::fs::write(to.path().join("config.json"), config.to_string()).expect("room");
     std::fs::write(to.path().join("model.safetensors"), tensors).expect("room");
     let checkpoint = Arc::new(Checkpoint::open(Path::new(to.path())).expect("a fixture"));
-    let report = against(&checkpoint, &from.join("reference.json"), &mut || Ok(cpu(2, None)), &mut |_, _| ());
+    let report =
+        against(&checkpoint, &from.join("reference.json"), &mut |_| Ok(cpu(2, None)), &mut |_, _| ());
     report.expect("a fixture").checks.iter().filter(|c| c.arm == 'a').all(|c| c.passed())
 }
 

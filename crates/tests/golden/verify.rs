@@ -10,7 +10,7 @@ use crate::cpu;
 fn report(model: &str, reference: &str) -> Report {
     let mut heard = Vec::new();
     let mut watch = |done, total| heard.push((done, total));
-    let report = against(&checkpoint(model), &fixture(reference), &mut || Ok(cpu(2, None)), &mut watch)
+    let report = against(&checkpoint(model), &fixture(reference), &mut |_| Ok(cpu(2, None)), &mut watch)
         .unwrap_or_else(|e| panic!("{model}: {e}"));
     // Told of each token, up to the last.
     let total = heard[0].1;
@@ -120,7 +120,7 @@ fn references_that_do_not_fit_are_refused() {
         let path = folder.path().join("reference.json");
         std::fs::write(&path, reference.to_string()).expect("room");
         let error =
-            against(&model, &path, &mut || Ok(cpu(1, None)), &mut |_, _| ()).expect_err(what).to_string();
+            against(&model, &path, &mut |_| Ok(cpu(1, None)), &mut |_, _| ()).expect_err(what).to_string();
         assert!(error.contains(what) && error.contains("reference.json"), "{what}: {error}");
     }
     let mut long = whole;
@@ -129,6 +129,6 @@ fn references_that_do_not_fit_are_refused() {
     let path = folder.path().join("reference.json");
     std::fs::write(&path, long.to_string()).expect("room");
     let report =
-        against(&model, &path, &mut || Ok(cpu(1, None)), &mut |_, _| ()).expect("any length is compared");
+        against(&model, &path, &mut |_| Ok(cpu(1, None)), &mut |_, _| ()).expect("any length is compared");
     assert!(!report.passed());
 }

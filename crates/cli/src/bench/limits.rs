@@ -36,6 +36,20 @@ pub struct Limits {
     pub f32_tflops: f64,
 }
 
+impl Limits {
+    /// Of a model that is on two devices, one after the other: this one has these shares of the bytes that a step reads and
+    /// of the products, `other` the rest.
+    pub fn beside(self, other: Self, reads: f64, products: f64) -> Self {
+        let rate = |a: f64, b: f64, share: f64| 1.0 / (share / a + (1.0 - share) / b);
+        Self {
+            read_gb_per_second: rate(self.read_gb_per_second, other.read_gb_per_second, reads),
+            read_bytes: self.read_bytes,
+            int8_tops: rate(self.int8_tops, other.int8_tops, products),
+            f32_tflops: rate(self.f32_tflops, other.f32_tflops, products),
+        }
+    }
+}
+
 /// The same of a GPU.
 ///
 /// # Errors

@@ -13,6 +13,9 @@ use crate::error::Result;
 /// The line that holds what no op did: planning, waking the team, choosing tokens.
 pub const OVERHEAD: &str = "overhead";
 
+/// What ops of the devices are called, where a model is on two.
+const DEVICES: [&str; 2] = ["gpu", "cpu"];
+
 /// Which of the machine's rates bounds an op's arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arithmetic {
@@ -27,6 +30,8 @@ pub enum Arithmetic {
 pub struct OpTime {
     /// `linear ffn_down Q4_1`, `attend+quantize`, `norm+quantize`.
     pub label: String,
+    /// Device, counted from 0: its own limits count where a model is on two.
+    pub device: usize,
     /// Times it ran.
     pub calls: usize,
     /// Seconds, the wait for the team's last worker included.
@@ -89,10 +94,15 @@ fn sum_up(steps: &[(f64, Profile)], kv: KvType) -> Ops {
     let mut rows: Vec<OpTime> = Vec::new();
     let mut at: HashMap<String, usize> = HashMap::new();
     for (_, Profile { program, inputs, times, .. }) in steps {
-        for (step, &StepTime { seconds, waited }) in program.steps().zip(times) {
-            let at = *at.entry(label(program, step)).or_insert_with_key(|label| {
+        let placed = program.segments.iter().flat_map(|s| s.steps.iter().map(|step| (s.device, step)));
+        let is_split = program.segments.len() > 1;
+        for ((device, step), &StepTime { seconds, waited }) in placed.zip(times) {
+            let name = label(program, step);
+            let name = if is_split { format!("{} {name}", DEVICES[device.min(1)]) } else { name };
+            let at = *at.entry(name).or_insert_with_key(|label| {
                 rows.push(OpTime {
                     label: label.clone(),
+                    device,
                     calls: 0,
                     seconds: 0.0,
                     waited: 0.0,

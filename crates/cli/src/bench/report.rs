@@ -9,6 +9,7 @@ use super::limits::Limits;
 use super::ops::{Arithmetic, OVERHEAD, OpTime, Ops};
 use super::workload::{Kind, Sample, Test, Work};
 use crate::error::Result;
+use crate::layout::Layout;
 use crate::sys::{cpu_name, memory_bytes};
 use crate::term::{Paint, bytes};
 
@@ -23,10 +24,14 @@ pub struct Bench {
     pub settings: Settings,
     /// Device, instruction set and threads.
     pub device: String,
+    /// What lies where, if a GPU is used.
+    pub layout: Option<Layout>,
     /// Threads of the device.
     pub threads: usize,
     /// What this machine can do.
     pub limits: Limits,
+    /// What each device can do, where the model is on two.
+    pub devices: Option<[Limits; 2]>,
     /// Most memory used while the tests ran.
     pub peak_memory_bytes: Option<u64>,
     /// From the open of the file to the first step that could run.
@@ -127,7 +132,9 @@ struct Shares {
 }
 
 impl Shares {
-    fn new(op: &OpTime, ops: &Ops, limits: &Limits) -> Self {
+    fn new(op: &OpTime, ops: &Ops, bench: &Bench) -> Self {
+        let limits =
+            bench.devices.as_ref().and_then(|devices| devices.get(op.device)).unwrap_or(&bench.limits);
         let seconds = op.seconds.max(1e-12);
         let (gb_per_second, gops) = (op.bytes / seconds / 1e9, op.operations / seconds / 1e9);
         let tops = match op.arithmetic {
@@ -158,6 +165,9 @@ pub fn print_table(bench: &Bench, outcomes: &[Outcome], times: &[Option<Ops>]) -
         "numerics {numerics}: {arithmetics} (contract {CONTRACT_VERSION}), KV {kv}, {repetitions} repetition{plural}"
     )?;
     writeln!(out, "load {:.0} ms, peak memory {peak}", bench.load_ms)?;
+    if let Some(layout) = &bench.layout {
+        writeln!(out, "{}", layout.line())?;
+    }
     writeln!(
         out,
         "this machine, now: reads {read_gb_per_second:.1} GB/s (the same {:.1} MB each time), int8 {int8_tops:.2} TOPS \
@@ -185,20 +195,14 @@ pub fn print_table(bench: &Bench, outcomes: &[Outcome], times: &[Option<Ops>]) -
     }
     for (o, ops) in outcomes.iter().zip(times) {
         if let Some(ops) = ops {
-            print_ops(&mut out, &paint, o, ops, &bench.limits)?;
+            print_ops(&mut out, &paint, o, ops, bench)?;
         }
     }
     Ok(())
 }
 
 /// One line for each kind of op: figures of one step.
-fn print_ops(
-    out: &mut impl Write,
-    paint: &Paint,
-    outcome: &Outcome,
-    ops: &Ops,
-    limits: &Limits,
-) -> Result<()> {
+fn print_ops(out: &mut impl Write, paint: &Paint, outcome: &Outcome, ops: &Ops, bench: &Bench) -> Result<()> {
     let steps = ops.steps as f64;
     let (name, batch) = (paint.bold(&outcome.test.name()), outcome.test.batch);
     let (ms, nodes) = (1e3 * ops.seconds / steps, ops.nodes as f64 / steps);
@@ -210,7 +214,7 @@ fn print_ops(
     );
     writeln!(out, "{}", paint.bold(&head))?;
     for op in &ops.rows {
-        let shares = Shares::new(op, ops, limits);
+        let shares = Shares::new(op, ops, bench);
         let rate = match op.arithmetic {
             Arithmetic::Int8 => "int8",
             Arithmetic::F32 => "f32",
@@ -264,7 +268,7 @@ pub fn print_json(bench: &Bench, outcomes: &[Outcome], times: &[Option<Ops>]) ->
             if let Some(Some(ops)) = times.get(i) {
                 let steps = ops.steps as f64;
                 let row = |op: &OpTime| {
-                    let shares = Shares::new(op, ops, &bench.limits);
+                    let shares = Shares::new(op, ops, bench);
                     json!({
                         "op": op.label,
                         "calls_per_step": op.calls as f64 / steps,
@@ -299,7 +303,7 @@ pub fn print_json(bench: &Bench, outcomes: &[Outcome], times: &[Option<Ops>]) ->
     let host = json!({ "cpu": cpu_name(), "threads": bench.threads, "memory_bytes": memory_bytes("MemTotal:"),
         "os": std::env::consts::OS, "arch": std::env::consts::ARCH });
     let Settings { numerics, kv, activations, arithmetics, repetitions } = &bench.settings;
-    let report = json!({
+    let mut report = json!({
         "machine": host,
         "model": bench.model,
         "version": VERSION,
@@ -311,6 +315,9 @@ pub fn print_json(bench: &Bench, outcomes: &[Outcome], times: &[Option<Ops>]) ->
         "repetitions": repetitions,
         "results": results,
     });
+    if let Some(layout) = &bench.layout {
+        report["layout"] = layout.json();
+    }
     writeln!(stdout(), "{report:#}")?;
     Ok(())
 }

@@ -292,11 +292,11 @@ fn operations(program: &Program, tokens: usize, wanted: usize) -> (f64, f64) {
 mod tests {
     use std::sync::Arc;
 
-    use ingle_cpu::{Cpu, CpuOptions};
     use ingle_graph::PlanOptions;
     use ingle_tensor::Checkpoint;
 
     use super::*;
+    use crate::flags::{Device, DeviceFlags};
     use crate::session;
 
     /// Whatever ran before: tests of other lengths begin with the same tokens.
@@ -304,9 +304,9 @@ mod tests {
     fn a_prefill_finds_its_depth_cached_and_nothing_else() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/gguf/llama-s1/model-legacy.gguf");
         let checkpoint = Arc::new(Checkpoint::open(path.as_ref()).unwrap());
-        let cpu = Cpu::new(&CpuOptions { threads: 1, isa: None }).unwrap();
         let options = |_: &Graph| PlanOptions::default();
-        let runner = session::load(&checkpoint, Ok(Box::new(cpu)), options, Some(256), 2).unwrap();
+        let flags = DeviceFlags { device: Device::Cpu, threads: Some(1), gpu_memory: None };
+        let (runner, _) = session::load(&checkpoint, &flags, options, Some(256), 2).unwrap();
         let mut engine = Engine::new(runner, checkpoint.fingerprint(), EngineOptions::default());
         for (tokens, depth, batch, cached, timed) in
             [(40, 0, 1, 0, 40), (70, 0, 1, 0, 70), (70, 0, 2, 0, 140), (40, 33, 2, 64, 82), (8, 64, 1, 64, 8)]

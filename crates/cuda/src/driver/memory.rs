@@ -203,9 +203,13 @@ impl std::fmt::Debug for Span<'_> {
     }
 }
 
-/// Device memory.
+/// Device memory: an allocation, or a piece of one.
 #[derive(Clone)]
-pub struct Buffer(Arc<Allocation>);
+pub struct Buffer {
+    memory: Arc<Allocation>,
+    offset: usize,
+    bytes: usize,
+}
 
 impl Buffer {
     /// Uninitialized memory.
@@ -219,12 +223,22 @@ impl Buffer {
         let allocate = |f: &DriverFunctions| unsafe { (f.memory_allocate)(&mut base, bytes.max(1)) };
         context.call(allocate, || format!("cuMemAlloc of {bytes} bytes"))?;
         context.ledger().allocated(bytes);
-        Ok(Self(Allocation::new(context, base, Kind::Whole { bytes })))
+        Ok(Self { memory: Allocation::new(context, base, Kind::Whole { bytes }), offset: 0, bytes })
+    }
+
+    /// A piece of it, which keeps all of it alive: large allocations take whole pages, so pieces of one take less than as many
+    /// allocations.
+    ///
+    /// # Errors
+    /// One that is not inside.
+    pub fn piece(&self, offset: usize, bytes: usize) -> Result<Self> {
+        let Span { offset, bytes, .. } = self.span(offset, bytes)?;
+        Ok(Self { memory: self.memory.clone(), offset, bytes })
     }
 
     /// All of it.
     pub fn all(&self) -> Span<'_> {
-        Span { allocation: &self.0, offset: 0, bytes: self.0.usable() }
+        Span { allocation: &self.memory, offset: self.offset, bytes: self.bytes }
     }
 
     /// A part of it.
@@ -232,7 +246,7 @@ impl Buffer {
     /// # Errors
     /// One that is not inside.
     pub fn span(&self, offset: usize, bytes: usize) -> Result<Span<'_>> {
-        Span::new(&self.0, offset, bytes)
+        self.all().part(offset, bytes)
     }
 }
 

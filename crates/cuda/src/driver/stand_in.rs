@@ -12,7 +12,7 @@ use std::ffi::{CString, c_char, c_int};
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{Write as _, stderr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -95,6 +95,11 @@ impl StandIn {
     /// It, as a driver.
     pub fn driver(&self) -> &'static Driver {
         self.driver
+    }
+
+    /// Its file, for a process that is to take it for driver and NVRTC.
+    pub fn file(&self) -> &Path {
+        &self.path
     }
 
     /// Where it is found as NVRTC, and nothing else.
