@@ -3,18 +3,19 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use ingle_engine::batch::{self, Part};
+use ingle_engine::batch;
+use ingle_engine::kv::Span;
 use ingle_engine::runner::kv_plan_of_all;
 use ingle_graph::options::{FloatArithmetic, Placement};
 use ingle_graph::reference::Interpreter;
-use ingle_graph::split::{Share, Split};
+use ingle_graph::split::{Part, Share, Split};
 use ingle_graph::{
     Activations, Backend, Bucket, Inputs, KvType, Numerics, Op, PlanKey, PlanOptions, dump, passes,
 };
 use ingle_models::Model;
 
 use super::{MODELS, checkpoint, runner, spans};
-use crate::devices;
+use crate::{cpu, devices};
 
 /// A field of the options with its default and another value.
 struct Field {
@@ -111,7 +112,7 @@ fn logits(runner: &mut ingle_engine::runner::Runner) -> Vec<u32> {
     let mut inputs = Inputs::default();
     let mut bits = Vec::new();
     for (computed, n) in [(0, 40), (40, 1), (41, 1), (42, 1)] {
-        let part = Part { tokens: &tokens, computed, n, spans: &spans, all_rows: true };
+        let part = batch::Part { tokens: &tokens, computed, n, spans: &spans, all_rows: true };
         batch::fill(&mut inputs, &[part], &vec![8; spans.len()]);
         runner.run(&inputs).expect("runs");
         bits.extend(runner.output("logits").expect("logits").iter().map(|x| x.to_bits()));
@@ -213,6 +214,52 @@ fn placements_that_do_not_fit_are_refused() {
     let program = passes::compile(&model.graph, &key).expect("compiles");
     let error = split.prepare(Arc::new(program)).expect_err("the other way round").to_string();
     assert!(error.contains("is not of the share of device"), "{error}");
+}
+
+/// A part wants what others computed for it, in the step's own rows.
+#[test]
+fn a_part_without_what_it_wants_is_refused() {
+    let checkpoint = checkpoint("gguf/llama-s1/model-legacy.gguf");
+    let model = Model::open(&checkpoint).expect("a fixture");
+    let options = PlanOptions { placement: Placement::of(&[(0, 0), (1, 1)]), ..PlanOptions::default() };
+    let share = Share::of(&model.graph, &options.placement, 1);
+    let kv = kv_plan_of_all(&model.graph, 64, 1);
+    let key = PlanKey { bucket: Bucket::holding(2, 1, 1), options };
+    let program = passes::compile(&model.graph, &key).expect("compiles");
+    let Part { program: part, wants, writes } = Part::of(&program, 1, &share).expect("it is closed");
+    assert!(
+        program.outputs[wants[0]].is_carried() && writes.iter().all(|&at| !program.outputs[at].is_carried())
+    );
+    let width = model.config.hidden;
+    let span = Span { first: 0, pages: [1, 2].into() };
+    let mut inputs = Inputs::default();
+    let parts = [batch::Part { tokens: &[1, 2], computed: 0, n: 2, spans: &[span], all_rows: false }];
+    batch::fill(&mut inputs, &parts, &[2]);
+    for (carried, said) in
+        [(vec![], "0 carried values for "), (vec![vec![0.0; width]], ""), (vec![vec![0.0; 2 * width]], "ok")]
+    {
+        let found = carried.first().map_or(0, Vec::len);
+        inputs.carried = carried;
+        let checked = inputs.check(&part, &kv).map_or_else(|error| error.to_string(), |()| "ok".into());
+        assert!(checked.contains(said), "{checked}");
+        assert_eq!(checked == "ok", found == 2 * width, "{checked}");
+    }
+}
+
+/// Times of the steps of all devices, in the order of the whole program's.
+#[test]
+fn a_split_times_every_step() {
+    let options =
+        PlanOptions { placement: Placement::of(&[(0, 0), (1, 1), (2, 0)]), ..PlanOptions::default() };
+    let devices = vec![cpu(1, None), cpu(1, None)];
+    let mut split = runner("gguf/llama-s1/model-legacy.gguf", Box::new(Split::new(devices)), options, 1);
+    split.backend().set_profile(true);
+    assert!(split.backend().profile().is_none());
+    logits(&mut split);
+    let profile = split.backend().profile().expect("CPUs time their steps");
+    assert_eq!(profile.times.len(), profile.program.steps().count());
+    assert!(profile.program.segments.len() == 3 && profile.times.iter().all(|time| time.seconds >= 0.0));
+    assert!(profile.times.iter().map(|time| time.seconds).sum::<f64>() > 0.0);
 }
 
 /// Which inputs of quantized products have two digits: those of query, key and value whose weights have units of 256.

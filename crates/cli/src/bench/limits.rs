@@ -364,6 +364,17 @@ mod tests {
         }
     }
 
+    /// A step that reads 30 bytes on a device of 10 a second and 20 on one of 5 takes 7 seconds.
+    #[test]
+    fn rates_of_two_devices_are_those_of_one_after_the_other() {
+        let limits =
+            |rate| Limits { read_gb_per_second: rate, read_bytes: 50, int8_tops: rate, f32_tflops: rate };
+        let both = limits(10.0).beside(limits(5.0), 0.6, 0.5);
+        assert!((both.read_gb_per_second - 50.0 / 7.0).abs() < 1e-9, "{both:?}");
+        assert!((both.int8_tops - 20.0 / 3.0).abs() < 1e-9 && both.f32_tflops == both.int8_tops, "{both:?}");
+        assert_eq!(limits(10.0).beside(limits(5.0), 1.0, 1.0), limits(10.0));
+    }
+
     #[test]
     fn reads_are_of_as_many_bytes_as_a_step_reads() {
         for (asked, read) in [(0, 1 << 20), (3 << 20, 3 << 20)] {

@@ -214,6 +214,7 @@ fn work(program: &Program, step: &Step, inputs: &Inputs, kv: KvType) -> (u64, u6
 mod tests {
     use std::sync::Arc;
 
+    use ingle_graph::options::Placement;
     use ingle_graph::{Bucket, PlanKey, PlanOptions, passes};
     use ingle_models::Model;
     use ingle_tensor::Checkpoint;
@@ -222,10 +223,14 @@ mod tests {
 
     /// A run on these positions of one sequence, in which every op took 1 ms, of which it waited 0.25 ms.
     fn profile(positions: std::ops::Range<u32>) -> Profile {
+        profile_of(positions, PlanOptions::default())
+    }
+
+    fn profile_of(positions: std::ops::Range<u32>, options: PlanOptions) -> Profile {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/gguf/llama-s1/model-legacy.gguf");
         let model = Model::open(&Checkpoint::open(path.as_ref()).unwrap()).unwrap();
         let bucket = Bucket::holding(positions.len(), 1, 1);
-        let key = PlanKey { bucket, options: PlanOptions::default() };
+        let key = PlanKey { bucket, options };
         let program = Arc::new(passes::compile(&model.graph, &key).unwrap());
         let times = program.steps().map(|_| StepTime { seconds: 1e-3, waited: 0.25e-3 }).collect();
         let inputs = Inputs {
@@ -282,6 +287,20 @@ mod tests {
         }
         assert_eq!(weights, profile.program.weight_bytes());
         assert!(inputs > weights);
+    }
+
+    /// Where a model is on two devices, ops of each have lines of their own.
+    #[test]
+    fn ops_of_two_devices_are_told_apart() {
+        let options = PlanOptions { placement: Placement::of(&[(0, 0), (2, 1)]), ..PlanOptions::default() };
+        let profile = profile_of(7..8, options);
+        let steps = profile.program.steps().count();
+        let ops = sum_up(&[(1.0, profile)], KvType::F16);
+        assert_eq!(ops.rows.iter().map(|row| row.calls).sum::<usize>(), steps);
+        let calls = |label: &str| ops.rows.iter().find(|row| row.label == label).map_or(0, |row| row.calls);
+        assert_eq!([calls("gpu rope+store"), calls("cpu rope+store")], [2, 1]);
+        assert_eq!([calls("gpu embed"), calls("cpu copy"), calls("cpu linear output Q8_0")], [1, 1, 1]);
+        assert!(ops.rows.iter().all(|row| row.label.starts_with(DEVICES[row.device])));
     }
 
     /// Rows 5, 6 and 7 of one sequence see 6, 7 and 8 keys; under a window of 4, four each, six in all.
