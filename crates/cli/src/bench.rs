@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ingle_engine::step::{Engine, EngineOptions};
-use ingle_graph::{Bucket, Graph, PlanOptions, Program, Step, WeightId};
+use ingle_graph::{Bucket, PlanOptions, Program, Step, WeightId};
 use ingle_models::Model;
 
 use crate::error::{Error, Result};
@@ -42,9 +42,8 @@ pub fn bench(flags: &Bench) -> Result<()> {
     if let Some(test) = tests.iter().find(|test| test.context() > made_for) {
         return Err(Error::Refused(test.too_long(made_for)));
     }
-    let options = |graph: &Graph| PlanOptions {
+    let options = PlanOptions {
         numerics: flags.numerics,
-        float: session::float(flags.device.device, flags.numerics, graph),
         kv: flags.kv,
         activations: flags.activations,
         ..PlanOptions::default()
@@ -94,7 +93,7 @@ pub fn bench(flags: &Bench) -> Result<()> {
             ))
         })
     };
-    let (limits, devices) = match session::cuda_options(&flags.device) {
+    let (limits, devices) = match layout.as_ref().and_then(|_| session::cuda_options(&flags.device)) {
         None => (host()?, None),
         Some(options) => {
             let gpu = limits::of_gpu(&options, step_bytes as usize)?;

@@ -138,7 +138,10 @@ fn gpus(survey: &Survey) -> Vec<Finding> {
     }
     findings.push(match survey.obstacle() {
         Some(error) => missing("CUDA", format!("not used: {error}")),
-        None => well("CUDA", "--device cuda runs models on it; auto is the CPU"),
+        None => well(
+            "CUDA",
+            "models run on it, with as many layers as it has room for (--device cpu: on the CPU)",
+        ),
     });
     findings
 }

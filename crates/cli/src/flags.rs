@@ -149,7 +149,7 @@ pub struct DeviceFlags {
         long,
         value_name = "DEVICE",
         default_value = "auto",
-        help = "cpu, cuda[:N] (an NVIDIA GPU, see ingle doctor) or auto, which is the CPU"
+        help = "cpu, cuda[:N] (an NVIDIA GPU, see ingle doctor) or auto: a GPU where one can be used, else the CPU"
     )]
     pub device: Device,
     #[arg(short, long, value_name = "THREADS", value_parser = threads(),

@@ -108,7 +108,7 @@ impl Memory {
 
 impl Plan {
     fn new(model: Model, flags: &Inspect) -> Result<Self> {
-        let mut options = session::plan_options(flags.device.device, &flags.options, &model.graph);
+        let mut options = session::plan_options(&flags.options);
         let engine = EngineOptions::default();
         let context = session::context(&model, flags.options.context);
         let kv = kv_plan(&model.graph, context, 1, engine.chunk);

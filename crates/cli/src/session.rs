@@ -2,17 +2,19 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Instant;
 
 use ingle_cpu::{Cpu, CpuOptions, Isa};
 use ingle_cuda::compile::Search;
+use ingle_cuda::driver::Driver;
 use ingle_cuda::survey::survey;
 use ingle_cuda::{Cuda, CudaOptions};
 use ingle_engine::handle::{Handle, Language, Reply};
 use ingle_engine::runner::{Plan, Runner, buckets, kv_bytes, kv_plan};
 use ingle_engine::step::{Engine, EngineOptions};
+use ingle_graph::options::Placement;
 use ingle_graph::split::Split;
 use ingle_graph::{Backend, Bucket, FloatArithmetic, Graph, Numerics, PlanOptions, Program};
 use ingle_models::Model;
@@ -84,11 +86,18 @@ pub fn require_device(flags: &DeviceFlags) -> Result<()> {
     Ok(())
 }
 
-/// Which GPU, if one was asked for.
+/// Which GPU, if one was asked for, or there is one that can be used and nobody asked for the host.
 pub fn cuda_options(flags: &DeviceFlags) -> Option<CudaOptions> {
-    let Device::Cuda { index } = flags.device else { return None };
+    // Nothing is compiled where there is no driver. What keeps a GPU from being used is for `ingle doctor` to say.
+    static USABLE: OnceLock<Option<usize>> = OnceLock::new();
+    let look = || Driver::get().ok().and_then(|_| survey(&Search::from_env()).usable());
+    let device = match flags.device {
+        Device::Cpu => None,
+        Device::Cuda { index } => Some(index as usize),
+        Device::Auto => *USABLE.get_or_init(look),
+    };
     let cache = Cache::from_env().ok().map(|cache| cache.kernels());
-    Some(CudaOptions { device: index as usize, cache, search: Search::from_env(), eager: false })
+    device.map(|device| CudaOptions { device, cache, search: Search::from_env(), eager: false })
 }
 
 /// The host with nothing loaded.
@@ -105,6 +114,28 @@ pub fn threads(flags: &DeviceFlags) -> usize {
         .map_or_else(ingle_cpu::physical_cores, |asked| usize::from(asked).min(ingle_cpu::processors()))
 }
 
+/// A GPU, and what would lie where on it.
+///
+/// # Errors
+/// What keeps it from being used; no room for a layer, with the numbers.
+fn on_gpu(options: &CudaOptions, limit: Option<u64>, plan: &Plan<'_>) -> ingle_graph::Result<(Cuda, Layout)> {
+    let gpu = Cuda::new(options)?;
+    let layout = Layout::new(plan, gpu.room()?, limit)?;
+    layout.check(&gpu.describe())?;
+    Ok((gpu, layout))
+}
+
+/// Where nobody asked for a GPU, one that cannot be used is told of, and the host takes all.
+fn unless_auto<T>(flags: &DeviceFlags, found: ingle_graph::Result<T>) -> ingle_graph::Result<Option<T>> {
+    match found {
+        Err(error) if flags.device == Device::Auto => {
+            term::say(&format!("note: all layers are on the CPU: {error}"));
+            Ok(None)
+        }
+        found => found.map(Some),
+    }
+}
+
 /// What would lie where on the device that was asked for, or on any GPU with so much memory; `None` on the host alone. The
 /// options get the placement.
 ///
@@ -113,25 +144,22 @@ pub fn threads(flags: &DeviceFlags) -> usize {
 pub fn layout(flags: &DeviceFlags, plan: Plan<'_>) -> ingle_graph::Result<Option<Layout>> {
     let found = match (cuda_options(flags), flags.gpu_memory) {
         (Some(options), limit) => {
-            let gpu = Cuda::new(&options)?;
-            let found = Layout::new(&plan, gpu.room()?, limit)?;
-            found.check(&gpu.describe())?;
-            found
+            unless_auto(flags, on_gpu(&options, limit, &plan))?.map(|(_, layout)| layout)
         }
         (None, Some(limit)) => {
-            let found = Layout::within(&plan, limit)?;
-            found.check("cuda")?;
-            found
+            let layout = Layout::within(&plan, limit)?;
+            layout.check("cuda")?;
+            Some(layout)
         }
-        (None, None) => return Ok(None),
+        (None, None) => None,
     };
-    plan.options.placement = found.fit.placement();
-    plan.options.float = FloatArithmetic::F32x32;
-    Ok(Some(found))
+    plan.options.float = float(found.is_some(), plan.options.numerics, plan.graph);
+    plan.options.placement = found.as_ref().map_or_else(Placement::default, |found| found.fit.placement());
+    Ok(found)
 }
 
 /// Opens the device that was asked for, with nothing loaded: a GPU with as many layers as its memory holds, and the host with
-/// the others. Says so on standard error, the first time.
+/// the others. Says so on standard error, the first time. The options get the placement.
 ///
 /// # Errors
 /// What keeps the device from being used; a GPU that has no room for a layer, with the numbers.
@@ -142,17 +170,15 @@ pub fn device(
     plan: Plan<'_>,
 ) -> ingle_graph::Result<Box<dyn Backend>> {
     let Some(options) = cuda_options(flags) else { return cpu(flags) };
-    let gpu = Cuda::new(&CudaOptions { eager, ..options })?;
-    let found = Layout::new(&plan, gpu.room()?, flags.gpu_memory)?;
-    found.check(&gpu.describe())?;
-    let gpu: Box<dyn Backend> = Box::new(gpu);
+    let found = on_gpu(&CudaOptions { eager, ..options }, flags.gpu_memory, &plan);
+    let Some((gpu, found)) = unless_auto(flags, found)? else { return cpu(flags) };
     let split = !found.fit.is_whole();
     plan.options.placement = found.fit.placement();
     if split && layout.is_none() {
         term::say(&format!("note: {}", found.line()));
     }
     *layout = Some(found);
-    Ok(if split { Box::new(Split::new(vec![gpu, cpu(flags)?])) } else { gpu })
+    Ok(if split { Box::new(Split::new(vec![Box::new(gpu), cpu(flags)?])) } else { Box::new(gpu) })
 }
 
 /// Says so on standard error where fewer threads work than were asked for.
@@ -165,19 +191,19 @@ pub fn warn_of_threads(flags: &DeviceFlags) {
     }
 }
 
-/// The float arithmetic that a mode stands for on a device, as [`device`] makes it, for this model.
-pub fn float(device: Device, numerics: Numerics, graph: &Graph) -> FloatArithmetic {
-    match device {
-        Device::Cuda { .. } => FloatArithmetic::F32x32,
-        _ => Isa::detect().float_for(numerics, graph),
+/// The float arithmetic that a mode stands for, for this model: on the host alone, or where a GPU has a part of it, which then
+/// both have.
+pub fn float(on_gpu: bool, numerics: Numerics, graph: &Graph) -> FloatArithmetic {
+    match on_gpu {
+        true => FloatArithmetic::F32x32,
+        false => Isa::detect().float_for(numerics, graph),
     }
 }
 
-/// The options of every program of a model.
-pub fn plan_options(device: Device, flags: &PlanFlags, graph: &Graph) -> PlanOptions {
+/// The options of every program of a model, but for what depends on the device.
+pub fn plan_options(flags: &PlanFlags) -> PlanOptions {
     PlanOptions {
         numerics: flags.numerics,
-        float: float(device, flags.numerics, graph),
         kv: flags.kv,
         activations: flags.activations,
         ..PlanOptions::default()
@@ -257,8 +283,7 @@ pub fn open(model: Option<&Spec>, device: &DeviceFlags, plan: &PlanFlags) -> Res
     warn_of_threads(device);
     let (language, loaded) = thread::scope(|scope| {
         let language = Work::begin(scope, || Language::open(&checkpoint));
-        let options = |graph: &Graph| plan_options(device.device, plan, graph);
-        let loaded = load(&checkpoint, device, options, plan.context, 1);
+        let loaded = load(&checkpoint, device, plan_options(plan), plan.context, 1);
         (language.end(), loaded)
     });
     let language = language?;
@@ -272,20 +297,19 @@ pub fn open(model: Option<&Spec>, device: &DeviceFlags, plan: &PlanFlags) -> Res
     Ok(Session { handle, name, path, device, numerics, arithmetics, layout, load_ms })
 }
 
-/// Loads a checkpoint on a device, with room for `sequences` sequences. A context that the model was not made for gets a
-/// note.
+/// Loads a checkpoint on a device, with room for `sequences` sequences; the options get float arithmetic and placement. A
+/// context that the model was not made for gets a note.
 ///
 /// # Errors
 /// A context whose keys and values this machine cannot hold, with the numbers; what the device cannot serve.
 pub fn load(
     checkpoint: &Arc<Checkpoint>,
     flags: &DeviceFlags,
-    options: impl FnOnce(&Graph) -> PlanOptions,
+    mut options: PlanOptions,
     context: Option<usize>,
     sequences: usize,
 ) -> Result<(Runner, Option<Layout>)> {
     let model = Arc::new(Model::open(checkpoint)?);
-    let mut options = options(&model.graph);
     let context = self::context(&model, context);
     let engine = EngineOptions::default();
     let kv = kv_plan(&model.graph, context, sequences, engine.chunk);
@@ -293,6 +317,7 @@ pub fn load(
     let plan = Plan { graph: &model.graph, options: &mut options, kv: &kv, buckets };
     let mut layout = None;
     let backend = device(flags, false, &mut layout, plan)?;
+    options.float = float(layout.is_some(), options.numerics, &model.graph);
     let wanted =
         layout.as_ref().map_or_else(|| kv_bytes(&model.graph, options.kv, &kv), |layout| layout.host_kv);
     if let Some(held) = sys::memory_bytes("MemTotal:")

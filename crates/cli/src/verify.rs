@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 use crate::files;
-use crate::flags::Verify;
+use crate::flags::{Device, Verify};
 use crate::session;
 use crate::term::{self, Paint};
 
@@ -48,10 +48,10 @@ enum With<'a> {
 /// [`Error::Differs`] when one is outside its limit.
 pub fn verify(flags: &Verify) -> Result<()> {
     session::require_device(&flags.device)?;
-    let with = match (&flags.against, session::cuda_options(&flags.device)) {
+    let with = match (&flags.against, flags.device.device) {
         (Some(against), _) => With::Reference(against),
-        (None, Some(_)) => With::Gpu,
-        (None, None) => {
+        (None, Device::Cuda { .. }) => With::Gpu,
+        (None, _) => {
             let what = "verify compares a model with a reference (--against FILE) or a GPU with the CPU (--device cuda)";
             return Err(Error::Usage(format!("{what}: give one")));
         }

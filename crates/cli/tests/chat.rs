@@ -13,7 +13,7 @@ fn start(home: &Path, args: &[&str]) -> Child {
     let model: PathBuf =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/gguf/llama-s1/model-legacy.gguf");
     let mut command = Command::new(env!("CARGO_BIN_EXE_ingle"));
-    command.env_clear().env("HOME", home).arg("chat");
+    command.env_clear().env("HOME", home).env("CUDA_VISIBLE_DEVICES", "").arg("chat");
     if !args.contains(&"-m") {
         command.arg("-m").arg(model);
     }

@@ -20,6 +20,8 @@ fn model() -> String {
 fn ingle(cache: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ingle"));
     command.env_clear().env("INGLE_CACHE", cache).env("HF_ENDPOINT", "http://127.0.0.1:1").env("PATH", "");
+    // Tests of the CPU are that on a machine with a GPU, too.
+    command.env("CUDA_VISIBLE_DEVICES", "");
     command.stdin(Stdio::null());
     command
 }

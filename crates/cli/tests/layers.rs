@@ -33,6 +33,9 @@ impl Machine {
     fn output(&self, args: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ingle"));
         command.env_clear().env("INGLE_CACHE", self.folder.path()).env("PATH", "").stdin(Stdio::null());
+        if self.gpu.is_none() {
+            command.env("CUDA_VISIBLE_DEVICES", "");
+        }
         if let Some(gpu) = &self.gpu {
             command.env("INGLE_NVRTC", gpu).env("LD_LIBRARY_PATH", self.folder.path());
         }
@@ -105,6 +108,32 @@ fn an_answer_does_not_depend_on_where_layers_are() {
     ] {
         assert!(said.contains(part), "{part:?}: {said}");
     }
+}
+
+/// Where nobody chooses, a GPU that is there is used; where it has no room for a layer, a note says so and the CPU answers.
+#[test]
+fn auto_is_the_gpu_where_there_is_one() {
+    let Some(device) = StandIn::new("--device auto") else { return };
+    let model = model(LLAMA);
+    let run = |machine: &Machine, more: &[&str]| {
+        let args = ["run", "-m", &model, "--greedy", "-n", "8", "-c", "64", "-t", "1", "--json", "--raw"];
+        let (out, said) = machine.said(&[&args[..], more, &["Hello"]].concat());
+        let reply: Value = serde_json::from_str(&out).unwrap();
+        (reply["device"].as_str().unwrap().to_string(), reply["generated_ids"].clone(), said)
+    };
+    let (with, without) = (Machine::new(Some(&device)), Machine::new(None));
+    let (host, want, said) = run(&without, &[]);
+    assert!(host.starts_with("cpu (") && said.is_empty(), "{host}: {said}");
+    let (gpu, ids, said) = run(&with, &[]);
+    assert!(gpu.starts_with("cuda (") && said.is_empty(), "{gpu}: {said}");
+    assert_eq!(ids, want);
+    let (host, ids, said) = run(&with, &["--gpu-memory", "1K"]);
+    assert!(host.starts_with("cpu ("), "{host}");
+    assert!(said.starts_with("note: all layers are on the CPU: device cuda (stand-in"), "{said}");
+    assert!(said.contains("but 1024 are there") && said.lines().count() == 1, "{said}");
+    assert_eq!(ids, want);
+    let (host, ids, _) = run(&with, &["--device", "cpu"]);
+    assert!(host.starts_with("cpu (") && ids == want, "{host}");
 }
 
 /// One line says what is where; `--stats` says it too, with each GPU segment's graph.

@@ -19,7 +19,13 @@ fn fixture(name: &str) -> PathBuf {
 /// `ingle` with nothing of this machine within reach but what the test gives it.
 fn ingle(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ingle"));
-    command.env_clear().args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .env_clear()
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     command
 }
 

@@ -17,7 +17,7 @@ fn fixture(name: &str) -> PathBuf {
 /// `ingle` with nothing of this machine within reach but what the test gives it.
 fn output(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ingle"));
-    command.env_clear().args(args).stdin(Stdio::null()).output().unwrap()
+    command.env_clear().env("CUDA_VISIBLE_DEVICES", "").args(args).stdin(Stdio::null()).output().unwrap()
 }
 
 fn quantize(input: &Path, out: &Path, more: &[&str]) -> Output {

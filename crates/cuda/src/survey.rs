@@ -66,6 +66,13 @@ pub fn survey(search: &Search) -> Survey {
 }
 
 impl Survey {
+    /// The first device that can be used.
+    pub fn usable(&self) -> Option<usize> {
+        let devices = self.driver.as_ref().ok()?.devices.as_ref().ok()?;
+        let at = devices.iter().position(|(_, check)| check.is_ok())?;
+        self.obstacle().is_none().then_some(at)
+    }
+
     /// The first reason why no device can be used, `None` when one can.
     pub fn obstacle(&self) -> Option<&Error> {
         let driver = match &self.driver {

@@ -304,7 +304,7 @@ mod tests {
     fn a_prefill_finds_its_depth_cached_and_nothing_else() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/gguf/llama-s1/model-legacy.gguf");
         let checkpoint = Arc::new(Checkpoint::open(path.as_ref()).unwrap());
-        let options = |_: &Graph| PlanOptions::default();
+        let options = PlanOptions::default();
         let flags = DeviceFlags { device: Device::Cpu, threads: Some(1), gpu_memory: None };
         let (runner, _) = session::load(&checkpoint, &flags, options, Some(256), 2).unwrap();
         let mut engine = Engine::new(runner, checkpoint.fingerprint(), EngineOptions::default());
