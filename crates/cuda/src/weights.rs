@@ -365,6 +365,7 @@ pub struct Matrix {
     buffer: Buffer,
     multiprocessors: u32,
     shared_bytes_max: u32,
+    capability: (u32, u32),
 }
 
 impl Matrix {
@@ -411,7 +412,8 @@ impl Matrix {
         let device = context.device();
         let (multiprocessors, shared_bytes_max) =
             (device.multiprocessors as u32, device.shared_bytes_max as u32);
-        Ok(Self { layout, buffer, multiprocessors, shared_bytes_max })
+        let capability = device.capability;
+        Ok(Self { layout, buffer, multiprocessors, shared_bytes_max, capability })
     }
 
     /// How it lies there.
@@ -427,6 +429,11 @@ impl Matrix {
     /// Multiprocessors of its device.
     pub fn multiprocessors(&self) -> u32 {
         self.multiprocessors
+    }
+
+    /// Compute capability of its device.
+    pub fn capability(&self) -> (u32, u32) {
+        self.capability
     }
 
     /// Most shared memory that its device gives a block.

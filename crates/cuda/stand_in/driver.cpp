@@ -194,6 +194,11 @@ EXPORT void stand_in_memory(size_t bytes) {
     std::lock_guard lock(mutex);
     memory_bytes = bytes;
 }
+static int multiprocessors = 132;
+EXPORT void stand_in_multiprocessors(int n) {
+    std::lock_guard lock(mutex);
+    multiprocessors = n;
+}
 EXPORT void stand_in_reverse(int yes) {
     std::lock_guard lock(mutex);
     reversed = yes;
@@ -224,8 +229,8 @@ EXPORT int cuDeviceGet(int* d, int i) { return *d = i, i == 0 ? 0 : 101; }
 EXPORT int cuDeviceGetName(char* to, int n, int) { return snprintf(to, n, "stand-in for a GPU"), 0; }
 EXPORT int cuDeviceTotalMem_v2(size_t* n, int) { return *n = memory_bytes, 0; }
 EXPORT int cuDeviceGetAttribute(int* v, int id, int) {
-    static const std::map<int, int> attributes = {
-        {1, THREADS_MOST}, {8, SHARED_WITHOUT_OPT_IN}, {10, 32}, {16, 132}, {38, 50 << 20}, {39, 2048},
+    const std::map<int, int> attributes = {
+        {1, THREADS_MOST}, {8, SHARED_WITHOUT_OPT_IN}, {10, 32}, {16, multiprocessors}, {38, 50 << 20}, {39, 2048},
         {75, 9}, {76, 0}, {81, 233472}, {97, SHARED_MOST}, {102, 1}, {106, 32},
     };
     auto found = attributes.find(id);

@@ -32,7 +32,13 @@ struct Device {
 impl Device {
     /// `None`, with a word about it, where there is no g++.
     fn new() -> Option<Self> {
+        Self::of(132)
+    }
+
+    /// One of so many multiprocessors.
+    fn of(multiprocessors: i32) -> Option<Self> {
         let stand_in = StandIn::new("bits of quantization and products")?;
+        stand_in.set_multiprocessors(multiprocessors);
         let context = Context::new(stand_in.driver(), 0).expect("it has a device");
         let (stream, staging) =
             (Stream::new(&context).expect("a stream"), Staging::new(&context).expect("memory"));
@@ -220,7 +226,8 @@ struct Case {
 }
 
 impl Case {
-    fn check(&self, device: &Device) {
+    /// Compares, and gives the kernel's name.
+    fn check(&self, device: &Device) -> &'static str {
         let &Self { dtype, cols, t, room, digits, extras, .. } = self;
         let what =
             format!("{dtype} {:?} x {cols}, {t} of {room} rows, {digits} digits, {extras:?}", self.rows);
@@ -291,6 +298,7 @@ impl Case {
             assert_bits(&what, rows, want);
             assert!(rest.iter().all(|y| y.to_bits() == u32::MAX), "{what}: rows that the step has not");
         }
+        issues[0].entry.name
     }
 }
 
@@ -350,7 +358,29 @@ fn any_rows_of_tiles_have_the_bits_of_the_reference() {
         for (j, t) in [2, 7, 9, 16, 17, 33, 70, 129].into_iter().enumerate() {
             let (digits, extras) = (1 + (i + j) % 2, EXTRAS[(i + j / 2) % 4]);
             let rows = if extras.residual { vec![19] } else { vec![16, 3] };
-            Case { dtype, cols, rows, t, room: t + j % 3, digits, extras }.check(&device);
+            let kernel = Case { dtype, cols, rows, t, room: t + j % 3, digits, extras }.check(&device);
+            let most = if t + j % 3 <= 8 { 1 } else { 4 / digits };
+            assert!(kernel.ends_with(&format!("_n{most}_d{digits}")), "{kernel}");
+        }
+    }
+}
+
+/// Panels, which a small device takes for small matrices too.
+#[test]
+fn panels_have_the_bits_of_the_reference() {
+    let Some(device) = Device::of(1) else { return };
+    for (i, dtype) in TILED.into_iter().enumerate() {
+        let small = dtype.block_len() == 32;
+        // One unit, one group that is not whole, and some stages a pass with groups that are not whole.
+        let columns = if small { [32, 13 * 32, 2 * 2048 + 11 * 32] } else { [256, 5 * 256, 19 * 256] };
+        for (j, (t, digits)) in [(17, 2), (33, 1), (64, 1), (70, 2), (129, 1)].into_iter().enumerate() {
+            let extras = EXTRAS[(i + j) % 4];
+            let rows = if extras.residual { vec![150] } else { vec![16, 3, 129] };
+            // Rows that a warp has alone, and a whole panel, by turns.
+            let rows = if j % 2 == 0 { rows } else { vec![128] };
+            let cols = columns[(i + j) % 3];
+            let kernel = Case { dtype, cols, rows, t, room: t + j % 3, digits, extras }.check(&device);
+            assert!(kernel.ends_with(&format!("_panel_d{digits}")), "{kernel}");
         }
     }
 }

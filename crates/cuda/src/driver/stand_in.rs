@@ -145,6 +145,15 @@ impl StandIn {
         }
     }
 
+    /// Sets how many multiprocessors the device has, for contexts from now on.
+    pub fn set_multiprocessors(&self, n: i32) {
+        // SAFETY: the type is that of the function.
+        unsafe {
+            let set = self.library.get::<unsafe extern "C" fn(c_int)>(b"stand_in_multiprocessors");
+            set.expect("it is there")(n);
+        }
+    }
+
     /// Whether blocks, and threads between two barriers, run from the last to the first. No result may depend on it.
     pub fn set_reversed(&self, reversed: bool) {
         // SAFETY: the type is that of the function.

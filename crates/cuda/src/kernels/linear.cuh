@@ -4,6 +4,7 @@
 // so every eighth unit: nothing is exchanged until the end. A block takes its activations into shared memory, `slab` units
 // at a time.
 #pragma once
+#include "panel.cuh"
 #include "tile.cuh"
 
 // Activations in shared memory: row by row, of each row digit by digit. Digits lie like chunks of weights, units in groups
@@ -262,4 +263,5 @@ static __device__ __forceinline__ void few_rows(const Step* step, u32 which, u32
 #define LINEAR(name, F)                                                                                                \
     FEW_ROWS(name, F, 1, 1)                                                                                            \
     FEW_ROWS(name, F, 1, 2)                                                                                            \
-    TILES(name, F)
+    TILES(name, F)                                                                                                     \
+    PANELS(name, F)

@@ -35,7 +35,7 @@ const MANY_FLOATS: &[Param] = &[
 ];
 
 /// Kernels of a form of integer weights: for one row a block, with one digit and with two; then tiles, with one digit of up
-/// to 8 rows and of up to 32, with two of up to 8 and of up to 16.
+/// to 8 rows and of up to 32, with two of up to 8 and of up to 16; then panels, with one and with two.
 macro_rules! integers {
     ($name:literal, $struct:literal) => {
         Source {
@@ -56,6 +56,8 @@ macro_rules! integers {
                 Entry { name: concat!("linear_", $name, "_n4_d1"), params: FEW },
                 Entry { name: concat!("linear_", $name, "_n1_d2"), params: FEW },
                 Entry { name: concat!("linear_", $name, "_n2_d2"), params: FEW },
+                Entry { name: concat!("linear_", $name, "_panel_d1"), params: FEW },
+                Entry { name: concat!("linear_", $name, "_panel_d2"), params: FEW },
             ],
         }
     };

@@ -29,12 +29,17 @@ static __device__ __forceinline__ void multiply(i32* d, const u32* a, const u32*
 #endif
 }
 
+// An address in shared memory, which takes 32 bits.
 #ifndef INGLE_HOST
-static __device__ __forceinline__ u32 shared_address(const void* p) {
+typedef u32 SharedAt;
+static __device__ __forceinline__ SharedAt shared_at(const void* p) {
     u64 at;
     asm("cvta.to.shared.u64 %0, %1;" : "=l"(at) : "l"(p));
     return (u32)at;
 }
+#else
+typedef u8* SharedAt;
+static inline SharedAt shared_at(const void* p) { return (u8*)p; }
 #endif
 
 // Two operands `b` out of shared memory: each is 32 bytes of eight rows, `pitch` apart, from `first` and `second` on.
@@ -44,7 +49,7 @@ static __device__ __forceinline__ void load_columns(const u8* first, const u8* s
     const u8* row = (lane < 16 ? first : second) + lane % 8 * pitch + lane / 8 % 2 * 16;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-                 : "r"(shared_address(row))
+                 : "r"(shared_at(row))
                  : "memory");
 #else
     u32 at = lane / 4 * pitch + lane % 4 * 4;
@@ -53,12 +58,14 @@ static __device__ __forceinline__ void load_columns(const u8* first, const u8* s
 #endif
 }
 
-// Begins to copy 16 bytes into shared memory.
-static __device__ __forceinline__ void copy_chunk(u8* to, const void* from) {
+// Begins to copy 4, 8 or 16 bytes into shared memory.
+template <u32 BYTES>
+static __device__ __forceinline__ void copy_piece(SharedAt to, const u8* from) {
 #ifndef INGLE_HOST
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+    if (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
 #else
-    begin_copy(to, from, 16);
+    begin_copy(to, from, BYTES);
 #endif
 }
 

@@ -1,48 +1,16 @@
 // Products with integer weights for more than one row of activations, on tensor cores.
 //
 // A block makes a tile: m rows of the matrix by 8 NT rows of activations. Its eight warps are the contract's eight
-// accumulators: warp w multiplies units w, w + 8, ... in order, and at the end the eight sums are added in order. Weights
-// and activations come through shared memory, a stage of 2048 columns (256 for each warp) at a time, several stages ahead,
-// also of the block's next tile.
+// accumulators: warp w multiplies units w, w + 8, ... in order, and at the end the eight sums are added in order. Weights and
+// activations come through shared memory, a stage of 2048 columns (256 for each warp) at a time, several stages ahead, also
+// of the block's next tile.
 #pragma once
-#include "tensor.cuh"
+#include "operand.cuh"
 
 #define TILE_THREADS 256u
 #define STAGE_COLS 2048u
 
-// One unit of one row of weights in shared memory.
-struct UnitRow {
-    const u8* first; // its first chunk
-    u32 pitch;       // bytes from chunk to chunk
-    const u8* second;
-    const u8* third;
-
-    __device__ __forceinline__ u32 word(u32 chunk, u32 i) const { return *(const u32*)(first + chunk * pitch + 4 * i); }
-    __device__ __forceinline__ Words chunk(u32 c) const { return *(const Words*)(first + c * pitch); }
-};
-
-// ---- What formats give a lane: its words of a row. Word i of 32 columns is columns [4 i, 4 i + 4), and lane t takes words t
-// and 4 + t of each 32.
-
-// Bytes of a word, each less by LESS (or 0); they are less than 128.
-template <i32 LESS>
-static __device__ __forceinline__ u32 less(u32 word) {
-    return LESS ? ((word | 0x80808080u) - (u32)LESS * 0x01010101u) ^ 0x80808080u : word;
-}
-
-// Four products of `codes`, bytes less `zero`, with a factor of at most 8 bits, as digits: 64 * high + low / 4, signed and
-// unsigned bytes. Sixteen bits hold four times a product, and 2^15 to make it positive.
-static __device__ __forceinline__ void digits_of_products(u32 codes, i32 zero, i32 factor, u32* high, u32* low) {
-    u32 four = 4 * (u32)factor, offset = (32768u - (u32)zero * four) * 0x10001u;
-    u32 even = (codes & 0x00FF00FFu) * four + offset, odd = (codes >> 8 & 0x00FF00FFu) * four + offset;
-    *low = __byte_perm(even, odd, 0x6240);
-    *high = __byte_perm(even, odd, 0x7351) ^ 0x80808080u;
-}
-
 // ---- A stage in shared memory.
-
-// Bytes from row to row: what four or eight lanes read of eight rows at once lies in different banks.
-static constexpr __device__ u32 row_pitch(u32 bytes) { return bytes ? (bytes / 16 | 1) * 16 : 0; }
 
 template <class F, int NT, int D>
 struct Stage {
@@ -82,14 +50,28 @@ struct Stage {
 
 // Copies `live` chunks of each of `rows` rows, of which from(row) is the beginning; PIECES at most.
 template <u32 PIECES, class From>
-static __device__ __forceinline__ void copy_rows(u8* to, u32 rows, u32 live, From from) {
-    for (u32 i = threadIdx.x; i < rows * PIECES; i += TILE_THREADS) {
-        u32 row = i / PIECES, piece = i % PIECES;
-        if (piece < live) copy_chunk(to + row * row_pitch(PIECES * 16) + 16 * piece, from(row) + 16 * piece);
+static __device__ __forceinline__ void copy_rows(u8* shared, u32 rows, u32 live, From from) {
+    SharedAt to = shared_at(shared);
+    constexpr u32 PITCH = row_pitch(PIECES * 16);
+    if constexpr (PIECES < 32) {
+#pragma unroll 1
+        for (u32 i = threadIdx.x; i < rows * PIECES; i += TILE_THREADS) {
+            u32 row = i / PIECES, piece = i % PIECES;
+            if (piece < live) copy_piece<16>(to + row * PITCH + 16 * piece, from(row) + 16 * piece);
+        }
+    } else {
+        // A warp takes a row at a time.
+        u32 lane = threadIdx.x % 32;
+#pragma unroll 1
+        for (u32 row = threadIdx.x / 32; row < rows; row += TILE_THREADS / 32) {
+            SharedAt at = to + row * PITCH + 16 * lane;
+            const u8* of = from(row) + 16 * lane;
+#pragma unroll
+            for (u32 piece = 0; piece < PIECES; piece += 32)
+                if (piece + lane < live) copy_piece<16>(at + 16 * piece, of + 16 * piece);
+        }
     }
 }
-
-static __device__ __forceinline__ u32 fewer(u32 a, u32 b) { return a < b ? a : b; }
 
 // Rows beyond the matrix are its last one again, rows of activations beyond the step's the step's last one: nobody asks for
 // their products.
@@ -135,27 +117,18 @@ static __device__ __forceinline__ void copy_activations(const Stage<F, NT, D>& t
                               [&](u32 row) { return (u8*)(x.scales_of(clamped(row)) + first); });
 }
 
-// ---- Units of 32 columns.
+// ---- Units of a stage.
 
-// Units w, w + 8, ... of a stage. A unit's product is less than 2^22, so that integers can begin from the bits of 1.5 * 2^23
-// and end as floats that are too large by this.
+// Units w, w + 8, ... of 32 columns.
 template <class F, int NT, int D>
 static __device__ __forceinline__ void take_units32(const Stage<F, NT, D>& from, u32 tile, u32 w, u32 count,
                                                     float (*acc)[4]) {
     u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const i32 zeros[4] = {0x4B400000, 0x4B400000, 0x4B400000, 0x4B400000};
 #pragma unroll(NT == 1 ? 4 : 2)
     for (u32 u = w; u < count; u += 8) {
-        u32 a[4];
-        float d[2], m[2];
+        Operand32<F> operand;
 #pragma unroll
-        for (u32 h = 0; h < 2; h++) {
-            UnitRow row = from.unit(16 * tile + 8 * h + g, u, count);
-            u32 q[2];
-            F::words(row, t, q);
-            a[h] = q[0], a[2 + h] = q[1];
-            d[h] = F::row_scale(row), m[h] = F::row_minimum(row);
-        }
+        for (u32 h = 0; h < 2; h++) operand.load(from.unit(16 * tile + 8 * h + g, u, count), h);
         u32 b[NT * D + 1][2];
 #pragma unroll
         for (u32 i = 0; i < NT * D; i += 2) {
@@ -165,95 +138,42 @@ static __device__ __forceinline__ void take_units32(const Stage<F, NT, D>& from,
         }
 #pragma unroll
         for (u32 n = 0; n < NT; n++) {
-            float products[D][4], minima[D][2], da[2];
-#pragma unroll
-            for (u32 digit = 0; digit < D; digit++) {
-                i32 c[4];
-                multiply<SIGNED, SIGNED>(c, a, b[n * D + digit], zeros);
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) products[digit][i] = sub(from_bits((u32)c[i]), 12582912.0f);
-            }
+            float da[2];
+            u32 sums[D][2];
 #pragma unroll
             for (u32 i = 0; i < 2; i++) {
-                u32 col = 8 * n + 2 * t + i;
-                da[i] = from.scale(col, u);
+                da[i] = from.scale(8 * n + 2 * t + i, u);
 #pragma unroll
                 for (u32 digit = 0; digit < D; digit++)
-                    minima[digit][i] =
-                        F::MINIMA ? __int2float_rn(__dp2a_lo((i32)from.sum_pair(digit, col, u), 0x0101, 0)) : 0.0f;
+                    sums[digit][i] = F::MINIMA ? from.sum_pair(digit, 8 * n + 2 * t + i, u) : 0;
             }
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                float p[2] = {products[0][i], products[D - 1][i]}, least[2] = {minima[0][i % 2], minima[D - 1][i % 2]};
-                acc[n][i] = float_tail<F::MINIMA, D>(acc[n][i], d[i / 2], m[i / 2], da[i % 2], p, least);
-            }
+            operand.template take<D>(acc[n], b + n * D, da, sums);
         }
     }
 }
 
-// ---- Units of 256 columns.
-
-// Unit w of a stage. Weights with their sub-scales are two digits, so that sums go through the whole unit; a minimum is a
-// product of sub-minima and the sums of activations, whose bytes are two digits as well.
+// Unit w of 256 columns.
 template <class F, int NT, int D>
 static __device__ __forceinline__ void take_unit256(const Stage<F, NT, D>& from, u32 tile, u32 w, u32 count,
                                                     float (*acc)[4]) {
     if (w >= count) return;
     u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const i32 zeros[4] = {0, 0, 0, 0};
-    u32 high[8][4], low[8][4], least[2][4];
-    float d[2], m[2];
+    Operand256<F> operand;
 #pragma unroll
-    for (u32 h = 0; h < 2; h++) {
-        UnitRow row = from.unit(16 * tile + 8 * h + g, w, count);
-        u32 q[2][16], minima[2];
-        F::digits(row, t, q[0], q[1], minima);
-#pragma unroll
-        for (u32 i = 0; i < 16; i++) high[i / 2][i % 2 * 2 + h] = q[0][i], low[i / 2][i % 2 * 2 + h] = q[1][i];
-        d[h] = F::row_scale(row), m[h] = F::row_minimum(row);
-        // Each byte of an activation sum is multiplied by its sub-minimum, the lower ones apart from the upper ones.
-#pragma unroll
-        for (u32 i = 0; i < 2; i++) {
-            least[0][2 * i + h] = F::MINIMA ? minima[i] * 0x00010001u : 0;
-            least[1][2 * i + h] = F::MINIMA ? minima[i] * 0x01000100u : 0;
-        }
-    }
+    for (u32 h = 0; h < 2; h++) operand.load(from.unit(16 * tile + 8 * h + g, w, count), h);
 #pragma unroll
     for (u32 n = 0; n < NT; n++) {
-        i32 products[D][4], minima[D][4];
+        float da[2] = {from.scale(8 * n + 2 * t, w), from.scale(8 * n + 2 * t + 1, w)};
+        u32 sums[D][2];
+        const u8* columns[D];
 #pragma unroll
         for (u32 digit = 0; digit < D; digit++) {
-            i32 upper[4] = {0, 0, 0, 0}, lower[4] = {0, 0, 0, 0};
+            columns[digit] = from.columns(digit, n, 256 * w);
 #pragma unroll
-            for (u32 s = 0; s < 8; s += 2) {
-                const u8* columns = from.columns(digit, n, 256 * w + 32 * s);
-                u32 b[4];
-                load_columns(columns, columns + 32, row_pitch(STAGE_COLS), b);
-#pragma unroll
-                for (u32 i = 0; i < 2; i++) {
-                    multiply<F::HIGH, SIGNED>(upper, high[s + i], b + 2 * i, upper);
-                    multiply<UNSIGNED, SIGNED>(lower, low[s + i], b + 2 * i, lower);
-                }
-            }
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                products[digit][i] = F::join(upper[i], lower[i]);
-                minima[digit][i] = 0;
-            }
-            if (F::MINIMA) {
-                u32 b[2] = {from.sum_pair(digit, 8 * n + g, 8 * w + t), from.sum_pair(digit, 8 * n + g, 8 * w + 4 + t)};
-                multiply<UNSIGNED, UNSIGNED>(lower, least[0], b, zeros);
-                multiply<UNSIGNED, SIGNED>(upper, least[1], b, zeros);
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) minima[digit][i] = 256 * upper[i] + lower[i];
-            }
+            for (u32 i = 0; i < 2; i++)
+                sums[digit][i] = F::MINIMA ? from.sum_pair(digit, 8 * n + g, 8 * w + 4 * i + t) : 0;
         }
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            float da = from.scale(8 * n + 2 * t + i % 2, w);
-            i32 p[2] = {products[0][i], products[D - 1][i]}, least_of[2] = {minima[0][i], minima[D - 1][i]};
-            acc[n][i] = tail<F::MINIMA, D>(acc[n][i], d[i / 2], m[i / 2], da, p, least_of);
-        }
+        operand.template take<D>(acc[n], columns, row_pitch(STAGE_COLS), da, sums);
     }
 }
 
@@ -340,7 +260,7 @@ static __device__ __forceinline__ void make_tiles(const Step* step, u32 which, u
             u32 tile = now.tile;
             Part part = part_of(parts, m, &tile);
             for (u32 i = threadIdx.x; i < m * S::N; i += TILE_THREADS) {
-                u32 n = i / m, row = i % m;
+                u32 n = m == 16 ? i / 16 : i / 32, row = i - n * m;
                 if (row0 + n >= rows || tile * m + row >= part.rows) continue;
                 float sum = sums[n * pitch + row];
 #pragma unroll

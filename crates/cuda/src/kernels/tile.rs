@@ -1,4 +1,5 @@
-//! Products of several rows of activations with integer weights, on tensor cores (`tile.cuh`): how a launch cuts them.
+//! Products of several rows of activations with integer weights, on tensor cores: how a launch cuts them, into tiles of few
+//! rows (`tile.cuh`) or panels of many (`panel.cuh`).
 
 use ingle_graph::Rows;
 
@@ -15,6 +16,11 @@ const STAGE_COLS: u32 = 2048;
 
 /// Most stages in shared memory.
 const SLOTS_MAX: u32 = 4;
+
+/// Rows of the matrix in a panel, columns and number of its stages.
+const PANEL_ROWS: u32 = 128;
+const PANEL_COLS: u32 = 512;
+const PANEL_SLOTS: u32 = 2;
 
 /// Whether products with this form have tiles.
 pub(super) fn serves(form: Form, room: u32) -> bool {
@@ -57,6 +63,32 @@ impl Cut {
     }
 }
 
+/// Rows of activations in a panel.
+fn panel_n(digits: u32, major: u32) -> u32 {
+    if digits == 1 && major >= 9 { 64 } else { 32 }
+}
+
+/// Shared memory of a panel.
+fn panel_bytes(form: Form, digits: u32, n: u32) -> u32 {
+    let unit = form.unit().unwrap_or(32) as u32;
+    let pairs = PANEL_COLS / unit / 2;
+    let [first, second, third] = form.unit_bytes().map(|bytes| bytes as u32);
+    // A copy has four bytes at least.
+    let small = |bytes: u32| if bytes == 0 { 0 } else { pitch(pairs * (2 * bytes).max(4)) };
+    let weights = pitch(pairs * 2 * first) + small(second) + small(third);
+    let sums = if form.has_minima() { PANEL_COLS / 16 * 2 } else { 0 };
+    let stage = PANEL_ROWS * weights + digits * n * (pitch(PANEL_COLS) + pitch(sums)) + n * pitch(8 * pairs);
+    // A third sum of each output, and what the block is to do.
+    let parked = if unit == 256 { PANEL_ROWS * n * 4 } else { 0 };
+    PANEL_SLOTS * stage + parked + 16
+}
+
+/// Whether a launch makes panels of n rows of activations: there are enough to occupy the device, and they fit.
+fn panels(room: u32, n: u32, panels: u32, bytes: u32, multiprocessors: u32, most: u32) -> bool {
+    // Half a panel is no faster than tiles.
+    room > n / 2 && panels * room.div_ceil(n) * 4 >= 3 * multiprocessors && bytes <= most
+}
+
 /// Bytes from row to row in shared memory.
 fn pitch(bytes: u32) -> u32 {
     if bytes == 0 { 0 } else { ((bytes / 16) | 1) * 16 }
@@ -82,13 +114,22 @@ pub(super) fn issue<'a>(
     let form = matrix.layout().form;
     let outputs = || parts.iter().map(|part| part.matrix.layout().rows as u32);
     let (multiprocessors, most) = (matrix.multiprocessors(), matrix.shared_bytes_max());
+    let entries = source(form).entries;
+    let n = panel_n(digits, matrix.capability().0);
+    let (count, bytes) =
+        (outputs().map(|rows| rows.div_ceil(PANEL_ROWS)).sum(), panel_bytes(form, digits, n));
+    if panels(room, n, count, bytes, multiprocessors, most) {
+        let shape = Launch { shared_bytes: bytes, ..Launch::new([room.div_ceil(n), count], THREADS) };
+        let entry = entries[5 + digits as usize];
+        return Issue { entry, shape, arguments: arguments(step, which, room, 0, parts) };
+    }
     let cut = Cut::new(form, digits, room, outputs().sum(), multiprocessors, most);
     let tiles: u32 = outputs().map(|rows| rows.div_ceil(cut.m)).sum();
     let blocks = tiles.min(multiprocessors.max(1) * cut.blocks);
     let mut shape = Launch::new([blocks, room.div_ceil(cut.n)], THREADS);
     shape.shared_bytes = cut.slots * stage_bytes(form, digits, cut.m, cut.n);
     // After those for one row.
-    let entry = source(form).entries[2 * digits as usize + usize::from(cut.n > 8)];
+    let entry = entries[2 * digits as usize + usize::from(cut.n > 8)];
     Issue { entry, shape, arguments: arguments(step, which, room, cut.m | (cut.slots << 8), parts) }
 }
 
