@@ -313,7 +313,7 @@ pub fn load(
     let context = self::context(&model, context);
     let engine = EngineOptions::default();
     let kv = kv_plan(&model.graph, context, sequences, engine.chunk);
-    let buckets = buckets(engine.step_tokens.min(context), sequences);
+    let buckets = buckets(engine.step_tokens.min(context.saturating_mul(sequences)), sequences);
     let plan = Plan { graph: &model.graph, options: &mut options, kv: &kv, buckets };
     let mut layout = None;
     let backend = device(flags, false, &mut layout, plan)?;

@@ -45,6 +45,7 @@ pub type Open<'a> = dyn FnMut(Plan<'_>) -> ingle_graph::Result<Box<dyn Backend>>
 
 /// Buckets of steps of up to `tokens` tokens and `sequences` sequences, of each of which the last row is wanted.
 pub fn buckets(tokens: usize, sequences: usize) -> Vec<Bucket> {
+    let sequences = sequences.min(tokens);
     let most = Bucket::holding(tokens, sequences, sequences);
     let powers = |to: usize| std::iter::successors(Some(1), move |n| (2 * n <= to).then_some(2 * n));
     let prompts = powers(most.t).flat_map(|t| [Bucket { t, s: 1, r: 1 }, Bucket { t, ..most }]);
@@ -175,5 +176,35 @@ impl Runner {
         let ready = self.last.and_then(|bucket| self.programs.get(&bucket)).ok_or_else(missing)?;
         let index = ready.program.output(name).ok_or_else(missing)?;
         Ok(self.backend.read(ready.prepared, index)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every step of one sequence, and every step that adds a token to each of several, is in a bucket of the list; none is
+    /// there twice, and the last is as large in everything as any.
+    #[test]
+    fn buckets_to_come_hold_the_steps_to_come() {
+        for (tokens, sequences) in [(1, 1), (40, 1), (512, 1), (512, 6), (300, 64), (8, 64)] {
+            let all = buckets(tokens, sequences);
+            let last = all[all.len() - 1];
+            for (at, bucket) in all.iter().enumerate() {
+                assert!(
+                    bucket.t <= last.t && bucket.s <= last.s && bucket.r <= last.r,
+                    "{bucket:?} of {all:?}"
+                );
+                assert!(!all[..at].contains(bucket) && bucket.s <= bucket.t, "{bucket:?} of {all:?}");
+            }
+            for (t, r) in (1..=tokens).flat_map(|t| [(t, 0), (t, 1)]) {
+                assert!(all.contains(&Bucket::holding(t, 1, r)), "{t} tokens, {r} wanted: {all:?}");
+            }
+            for n in 1..=sequences.min(tokens) {
+                assert!(all.contains(&Bucket::holding(n, n, n)), "{n} sequences: {all:?}");
+            }
+        }
+        let all = buckets_of_all_rows(100);
+        assert!((1..=100).all(|t| all.contains(&Bucket::holding(t, 1, t))) && all.len() == 8, "{all:?}");
     }
 }

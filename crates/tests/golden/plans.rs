@@ -6,13 +6,16 @@ use std::sync::Arc;
 use ingle_engine::batch;
 use ingle_engine::kv::Span;
 use ingle_engine::runner::kv_plan_of_all;
+use ingle_graph::backend::PathCount;
 use ingle_graph::options::{FloatArithmetic, Placement};
 use ingle_graph::reference::Interpreter;
 use ingle_graph::split::{Part, Share, Split};
 use ingle_graph::{
-    Activations, Backend, Bucket, Inputs, KvType, Numerics, Op, PlanKey, PlanOptions, dump, passes,
+    Activations, Backend, Bucket, Graph, Inputs, KvPlan, KvType, Numerics, Op, PlanKey, PlanOptions,
+    Prepared, Profile, Program, dump, passes,
 };
 use ingle_models::Model;
+use ingle_tensor::Checkpoint;
 
 use super::{MODELS, checkpoint, runner, spans};
 use crate::{cpu, devices};
@@ -244,6 +247,57 @@ fn a_part_without_what_it_wants_is_refused() {
         assert!(checked.contains(said), "{checked}");
         assert_eq!(checked == "ok", found == 2 * width, "{checked}");
     }
+}
+
+/// A device that passes on what others want of it with one bit too many in one value.
+struct Bent(Interpreter, Vec<f32>);
+
+impl Backend for Bent {
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+    fn load(
+        &mut self,
+        graph: &Graph,
+        file: Arc<Checkpoint>,
+        options: &PlanOptions,
+        kv: KvPlan,
+    ) -> ingle_graph::Result<()> {
+        self.0.load(graph, file, options, kv)
+    }
+    fn prepare(&mut self, program: Arc<Program>) -> ingle_graph::Result<Prepared> {
+        self.0.prepare(program)
+    }
+    fn run(&mut self, prepared: Prepared, inputs: &Inputs) -> ingle_graph::Result<()> {
+        self.0.run(prepared, inputs)
+    }
+    fn read(&mut self, prepared: Prepared, output: usize) -> ingle_graph::Result<&[f32]> {
+        self.1 = self.0.read(prepared, output)?.to_vec();
+        let value = self.1.iter_mut().max_by(|a, b| a.abs().total_cmp(&b.abs())).expect("some");
+        *value = f32::from_bits(value.to_bits() ^ 1);
+        Ok(&self.1)
+    }
+    fn set_profile(&mut self, _: bool) {}
+    fn profile(&self) -> Option<&Profile> {
+        None
+    }
+    fn paths(&self) -> Vec<PathCount> {
+        self.0.paths()
+    }
+}
+
+/// The comparison of split and whole models sees one bit of one value that went from device to device.
+#[test]
+fn one_bit_of_a_carried_value_is_seen() {
+    let path = "models/llama";
+    let want = logits(&mut runner(path, Box::new(Interpreter::new()), PlanOptions::default(), 1));
+    let options = PlanOptions { placement: Placement::of(&[(0, 0), (1, 1)]), ..PlanOptions::default() };
+    let split = |first: Box<dyn Backend>| {
+        let devices = vec![first, Box::new(Interpreter::new()) as Box<dyn Backend>];
+        logits(&mut runner(path, Box::new(Split::new(devices)), options.clone(), 1))
+    };
+    assert!(split(Box::new(Interpreter::new())) == want);
+    assert!(split(Box::new(Bent(Interpreter::new(), Vec::new()))) != want);
 }
 
 /// Times of the steps of all devices, in the order of the whole program's.
