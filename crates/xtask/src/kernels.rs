@@ -1,7 +1,9 @@
 //! Compiles every CUDA kernel for every architecture, without a GPU, and checks what came out: parameters as declared, no
 //! register spilled to memory, and nothing flushed or approximated, which the numeric contract forbids.
 
-use std::process::ExitCode;
+use std::io::Write as _;
+use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use ingle_cuda::compile::{Compiler, Search};
@@ -20,7 +22,50 @@ struct Report {
 /// `kernels [ARCH...]`: all of [`ARCHS`], or those that are named.
 pub fn run(arguments: &[String]) -> ExitCode {
     let named = arguments.iter().map(String::as_str).collect::<Vec<_>>();
-    let archs = if named.is_empty() { ARCHS } else { &named };
+    match if named.is_empty() { ARCHS } else { &named } {
+        [arch] => compile(arch),
+        archs => apart(archs),
+    }
+}
+
+/// A process for each architecture, as many at a time as there are processors: NVRTC compiles one file at a time in one.
+fn apart(archs: &[&str]) -> ExitCode {
+    let start = Instant::now();
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => {
+            eprintln!("kernels: this program is not found: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let (next, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let work = || {
+        while let Some(arch) = archs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let sound = match Command::new(&program).args(["kernels", arch]).output() {
+                Ok(done) => {
+                    // What one says stays together.
+                    let mut out = std::io::stdout().lock();
+                    let said = out.write_all(&done.stdout).and_then(|()| out.flush());
+                    said.and_then(|()| std::io::stderr().write_all(&done.stderr)).is_ok()
+                        && done.status.success()
+                }
+                Err(error) => {
+                    eprintln!("kernels: {arch}: {error}");
+                    false
+                }
+            };
+            failed.fetch_add(usize::from(!sound), Ordering::Relaxed);
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(archs.len());
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    let (seconds, failed) = (start.elapsed().as_secs_f64(), failed.into_inner());
+    println!("kernels: {} architectures in {seconds:.1} s, {failed} of them with problems", archs.len());
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// All files for one architecture.
+fn compile(arch: &str) -> ExitCode {
     let compiler = match Search::from_env().open() {
         Ok(nvrtc) => Compiler::new(nvrtc, None),
         Err(error) => {
@@ -35,37 +80,30 @@ pub fn run(arguments: &[String]) -> ExitCode {
     );
     let (mut problems, mut compiled, start) = (Vec::new(), 0, Instant::now());
     for source in SOURCES {
-        for arch in archs {
-            let started = Instant::now();
-            let made = match compiler.compile(source, arch, &["--ptxas-options=-v"]) {
-                Ok(made) => made,
-                Err(error) => {
-                    problems.push(error.to_string());
-                    continue;
-                }
-            };
-            let ms = started.elapsed().as_millis();
-            let reports = reports(&made.log);
-            let most = reports.iter().max_by_key(|report| report.registers);
-            let most = most.map_or_else(String::new, |most| format!("{} {}", most.registers, most.kernel));
-            let spills: usize = reports.iter().map(|report| report.spill_bytes).sum();
-            println!("{:<14} {arch:<9} {:>7}  {most:<34} {spills:>6} {ms:>6}", source.name, reports.len());
-            compiled += reports.len();
-            problems.extend(
-                check(source, &made, &reports)
-                    .into_iter()
-                    .map(|p| format!("{}.cu, {arch}: {p}", source.name)),
-            );
-        }
+        let started = Instant::now();
+        let made = match compiler.compile(source, arch, &["--ptxas-options=-v"]) {
+            Ok(made) => made,
+            Err(error) => {
+                problems.push(error.to_string());
+                continue;
+            }
+        };
+        let ms = started.elapsed().as_millis();
+        let reports = reports(&made.log);
+        let most = reports.iter().max_by_key(|report| report.registers);
+        let most = most.map_or_else(String::new, |most| format!("{} {}", most.registers, most.kernel));
+        let spills: usize = reports.iter().map(|report| report.spill_bytes).sum();
+        println!("{:<14} {arch:<9} {:>7}  {most:<34} {spills:>6} {ms:>6}", source.name, reports.len());
+        compiled += reports.len();
+        problems.extend(
+            check(source, &made, &reports).into_iter().map(|p| format!("{}.cu, {arch}: {p}", source.name)),
+        );
     }
     for problem in &problems {
         eprintln!("{problem}");
     }
-    let (seconds, count) = (start.elapsed().as_secs_f64(), archs.len());
-    println!(
-        "kernels: {compiled} compiled for {count} architectures in {seconds:.1} s, {} problems",
-        problems.len()
-    );
+    let (seconds, count) = (start.elapsed().as_secs_f64(), problems.len());
+    println!("kernels: {compiled} compiled for {arch} in {seconds:.1} s, {count} problems");
     if problems.is_empty() && compiled > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
