@@ -113,14 +113,15 @@ impl Layout {
     }
 
     /// What the GPU's bytes are taken for.
-    pub fn parts(&self) -> [(&'static str, u64); 5] {
-        let Needs { weights, kv, ropes, steps, scratch } = self.fit.needs;
+    pub fn parts(&self) -> [(&'static str, u64); 6] {
+        let Needs { weights, kv, ropes, steps, scratch, rounding } = self.fit.needs;
         [
             ("weights", weights),
             ("keys and values", kv),
             ("rope tables", ropes),
             ("data of steps", steps),
             ("arena, scratch", scratch),
+            ("rounding", rounding),
         ]
     }
 
@@ -130,7 +131,8 @@ impl Layout {
         json!({ "layers": layers, "gpu_layers": held.min(layers), "output_on_gpu": held > layers,
             "gpu_bytes": needs.total(), "gpu_limit_bytes": self.there(), "gpu_bytes_of_all": most.total(),
             "gpu_weights_bytes": needs.weights, "gpu_kv_bytes": needs.kv, "gpu_rope_bytes": needs.ropes,
-            "gpu_step_bytes": needs.steps, "gpu_scratch_bytes": needs.scratch, "cpu_bytes": self.host })
+            "gpu_step_bytes": needs.steps, "gpu_scratch_bytes": needs.scratch,
+            "gpu_rounding_bytes": needs.rounding, "cpu_bytes": self.host })
     }
 }
 

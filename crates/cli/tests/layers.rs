@@ -197,7 +197,7 @@ fn inspect_plans_for_a_gpu_that_is_not_there() {
     let all = inspect("1G");
     let layers = all["model"]["layers"].as_u64().unwrap();
     let bytes = all["layout"]["gpu_bytes"].as_u64().unwrap();
-    let parts = ["weights", "kv", "rope", "step", "scratch"];
+    let parts = ["weights", "kv", "rope", "step", "scratch", "rounding"];
     let part = |part: &&str| all["layout"][format!("gpu_{part}_bytes")].as_u64().unwrap();
     assert_eq!(parts.iter().map(part).sum::<u64>(), bytes, "{all}");
     assert_eq!(all["layout"]["gpu_layers"], layers);

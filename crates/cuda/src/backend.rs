@@ -16,7 +16,7 @@ use ingle_graph::{
 };
 use ingle_tensor::{Checkpoint, TensorInfo, quant};
 
-use crate::budget::{self, Room};
+use crate::budget::{self, Held, Room};
 use crate::capture::{self, State};
 use crate::compile::{Compiler, Search};
 use crate::driver::{
@@ -145,10 +145,25 @@ impl Pool {
     }
 }
 
-/// Bytes of the keys of each layer, and as many for its values: pieces of one allocation.
-pub(crate) fn pool_bytes(graph: &Graph, kind: KvType, kv: &KvPlan) -> Vec<usize> {
-    let bytes = |layer: &KvLayer| kv.pages[layer.group] * kv::page_bytes(layer, kind);
-    graph.kv.iter().map(|layer| bytes(layer).next_multiple_of(ALIGN)).collect()
+/// Memory of which a model takes pieces, one after the other.
+struct Slab {
+    memory: Buffer,
+    end: usize,
+}
+
+impl Slab {
+    fn take(&mut self, bytes: usize) -> Result<Buffer> {
+        let piece = self.memory.piece(self.end, bytes)?;
+        self.end += bytes;
+        Ok(piece)
+    }
+
+    /// A piece of `bytes` that begins with these.
+    fn upload(&mut self, stream: &Stream, bytes: usize, from: &[u8]) -> Result<Buffer> {
+        let piece = self.take(bytes)?.piece(0, from.len())?;
+        stream.write(piece.all(), from)?;
+        Ok(piece)
+    }
 }
 
 /// What `prepare` makes.
@@ -293,12 +308,6 @@ impl Cuda {
         })
     }
 
-    fn upload(context: &Context, stream: &Stream, bytes: &[u8]) -> Result<Buffer> {
-        let buffer = Buffer::new(context, bytes.len())?;
-        stream.write(buffer.all(), bytes)?;
-        Ok(buffer)
-    }
-
     fn load_model(
         &mut self,
         graph: &Graph,
@@ -311,35 +320,34 @@ impl Cuda {
         self.model = None;
         let (context, stream) = (&self.context, &self.stream);
         let integers = options.activations != Activations::F32;
+        let held = Held::of(graph, options, &kv)?;
+        let mut slab = Slab { memory: Buffer::new(context, held.total())?, end: 0 };
         let mut staging = Staging::new(context)?;
         let mut weights = Vec::with_capacity(graph.weights.len());
-        for weight in &graph.weights {
+        for (weight, &bytes) in graph.weights.iter().zip(&held.weights) {
             let (tensor, data) = weight.stored(&checkpoint)?;
             weights.push(match weight.used {
                 WeightUse::Vector => {
-                    Stored::Vector(Self::upload(context, stream, &bytes_of(&weight.vector(data)))?)
+                    Stored::Vector(slab.upload(stream, bytes, &bytes_of(&weight.vector(data)))?)
                 }
                 WeightUse::Rows => Stored::Rows(tensor.clone()),
                 WeightUse::Matrix => {
-                    let matrix = Matrix::load(context, stream, &mut staging, weight, integers, data)?;
+                    let memory = slab.take(bytes)?;
+                    let matrix = Matrix::load(context, stream, &mut staging, memory, weight, integers, data)?;
                     checkpoint.release(tensor);
                     Stored::Matrix(matrix)
                 }
             });
         }
         drop(staging);
-        let ropes = graph.ropes.iter().map(|spec| {
-            let table = Self::upload(context, stream, &bytes_of(&kv::rope_table(spec, kv.context)))?;
+        let ropes = graph.ropes.iter().zip(&held.ropes).map(|(spec, &bytes)| {
+            let table = slab.upload(stream, bytes, &bytes_of(&kv::rope_table(spec, kv.context)))?;
             Ok(RopeTable { table, pairs: spec.inv_freq.len() as u32, style: spec.style })
         });
         let ropes = ropes.collect::<Result<Vec<_>>>()?;
-        let pool_bytes = pool_bytes(graph, options.kv, &kv);
-        let memory = Buffer::new(context, 2 * pool_bytes.iter().sum::<usize>())?;
-        let mut end = 0;
-        let pools = graph.kv.iter().zip(pool_bytes).map(|(layer, bytes)| {
-            let (keys, values) = (memory.piece(end, bytes)?, memory.piece(end + bytes, bytes)?);
-            end += 2 * bytes;
+        let pools = graph.kv.iter().zip(&held.pools).map(|(layer, &bytes)| {
             let cells = (kv.pages[layer.group] * PAGE) as u32;
+            let (keys, values) = (slab.take(bytes)?, slab.take(bytes)?);
             Ok(Pool { shape: *layer, group: layer.group as u32, cells, keys, values })
         });
         let pools = pools.collect::<Result<Vec<_>>>()?;

@@ -1,17 +1,19 @@
 //! How many layers of a model a device's memory holds: from exact bytes, before any of them is taken.
 //!
-//! The sizes are those that the backend allocates, each rounded up as the driver does ([`occupied`]). Layers fill the device
+//! The sizes are those that the backend allocates, each rounded up as the driver does ([`occupied`]); a loaded model is one
+//! allocation, since it is most of the memory and its rounding should be little. Layers fill the device
 //! from the first on; what follows the last, the output, counts as one more.
 
 use std::fmt;
 
-use ingle_graph::op::{Weight, WeightUse};
+use ingle_graph::op::{RopeSpec, Weight, WeightUse};
 use ingle_graph::options::Placement;
 use ingle_graph::split::{Part, Share};
-use ingle_graph::{Activations, Bucket, Graph, KvPlan, PlanKey, PlanOptions, passes};
+use ingle_graph::{Activations, Bucket, Graph, KvLayer, KvPlan, PlanKey, PlanOptions, passes};
 
 use crate::Result;
-use crate::backend::{Demand, pool_bytes};
+use crate::backend::Demand;
+use crate::kernels::kv;
 use crate::weights::MatrixLayout;
 
 /// Most that is left to the driver: code of kernels, captured graphs, what it keeps for itself.
@@ -24,6 +26,9 @@ const RESERVE_SHARE: u64 = 32;
 pub fn reserve(all: u64) -> u64 {
     RESERVE.min(all / RESERVE_SHARE)
 }
+
+/// Pieces of a model's memory begin at multiples of this.
+const ALIGN: usize = 256;
 
 /// Allocations from this size on have pages of their own; smaller ones share them.
 const LARGE: u64 = 1 << 20;
@@ -55,6 +60,52 @@ impl Room {
     }
 }
 
+/// Bytes of each piece of what a loaded model holds on a device, in one allocation: large ones take whole pages, so as many
+/// allocations would take more.
+pub(crate) struct Held {
+    /// By weight; 0 for those that are not on the device.
+    pub(crate) weights: Vec<usize>,
+    /// By rotary embedding.
+    pub(crate) ropes: Vec<usize>,
+    /// By layer: its keys, and as much for its values.
+    pub(crate) pools: Vec<usize>,
+}
+
+impl Held {
+    /// Of a model, or of the share of it that is on the device.
+    pub(crate) fn of(graph: &Graph, options: &PlanOptions, kv: &KvPlan) -> Result<Self> {
+        let integers = options.activations != Activations::F32;
+        let weight = |weight: &Weight| {
+            Ok(match weight.used {
+                WeightUse::Vector => weight.cols * size_of::<f32>(),
+                WeightUse::Matrix => {
+                    MatrixLayout::new(weight.dtype, weight.rows, weight.cols, integers)?.bytes()
+                }
+                // Rows are decoded on the host.
+                WeightUse::Rows => 0,
+            })
+        };
+        let weights = graph.weights.iter().map(weight).collect::<Result<Vec<usize>>>()?;
+        let rope = |spec: &RopeSpec| kv.context * 2 * spec.inv_freq.len() * size_of::<f32>();
+        let pool = |layer: &KvLayer| kv.pages[layer.group] * kv::page_bytes(layer, options.kv);
+        let aligned = |bytes: usize| bytes.next_multiple_of(ALIGN);
+        Ok(Self {
+            weights: weights.into_iter().map(aligned).collect(),
+            ropes: graph.ropes.iter().map(rope).map(aligned).collect(),
+            pools: graph.kv.iter().map(pool).map(aligned).collect(),
+        })
+    }
+
+    fn parts(&self) -> [usize; 3] {
+        [self.weights.iter().sum(), 2 * self.pools.iter().sum::<usize>(), self.ropes.iter().sum()]
+    }
+
+    /// All of it.
+    pub(crate) fn total(&self) -> usize {
+        self.parts().iter().sum()
+    }
+}
+
 /// Bytes of device memory that a model takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
@@ -68,12 +119,14 @@ pub struct Needs {
     pub steps: u64,
     /// Values between a step's ops, and scratch.
     pub scratch: u64,
+    /// What rounding each allocation up to the driver's sizes takes.
+    pub rounding: u64,
 }
 
 impl Needs {
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.weights + self.kv + self.ropes + self.steps + self.scratch
+        self.weights + self.kv + self.ropes + self.steps + self.scratch + self.rounding
     }
 
     /// What `device` of the placement in `options` takes of `graph` with programs for `buckets`, the last of which is as
@@ -90,14 +143,11 @@ impl Needs {
         granularity: usize,
     ) -> ingle_graph::Result<Self> {
         let share = Share::of(graph, &options.placement, device);
-        let integers = options.activations != Activations::F32;
-        let mut needs = Self::default();
-        for weight in &share.graph.weights {
-            needs.weights += weight_bytes(weight, integers)?;
-        }
-        needs.kv = occupied(2 * pool_bytes(&share.graph, options.kv, kv).iter().sum::<usize>());
-        let table = |pairs: usize| occupied(kv.context * 2 * pairs * size_of::<f32>());
-        needs.ropes = share.graph.ropes.iter().map(|rope| table(rope.inv_freq.len())).sum();
+        let held = Held::of(&share.graph, options, kv)?;
+        let [weights, kv_bytes, ropes] = held.parts().map(|bytes| bytes as u64);
+        let mut needs = Self { weights, kv: kv_bytes, ropes, ..Self::default() };
+        let rounding = |bytes: usize| occupied(bytes) - bytes as u64;
+        needs.rounding = rounding(held.total());
         let Some(&bucket) = buckets.last() else { return Ok(needs) };
         let program = passes::compile(graph, &PlanKey { bucket, options: options.clone() })?;
         let (mut arena, mut spare) = (0, 0);
@@ -105,38 +155,31 @@ impl Needs {
             let part = Part::of(&program, at, &share)?.program;
             for bucket in buckets {
                 let demand = Demand::of(&part, bucket, kv.context)?;
-                needs.steps += occupied(demand.data);
-                needs.steps += demand.outputs.iter().map(|&bytes| occupied(bytes)).sum::<u64>();
+                for bytes in demand.outputs.into_iter().chain([demand.data]) {
+                    needs.steps += bytes as u64;
+                    needs.rounding += rounding(bytes);
+                }
                 arena = arena.max(demand.arena);
                 spare = spare.max(demand.spare);
             }
         }
-        let range = |bytes: usize| bytes.next_multiple_of(granularity.max(1)) as u64;
-        needs.scratch = range(arena) + range(spare);
+        let range = |bytes: usize| bytes.next_multiple_of(granularity.max(1)) - bytes;
+        needs.scratch = (arena + spare) as u64;
+        needs.rounding += (range(arena) + range(spare)) as u64;
         Ok(needs)
     }
 }
 
 impl fmt::Display for Needs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { weights, kv, ropes, steps, scratch } = self;
+        let Self { weights, kv, ropes, steps, scratch, rounding } = self;
         write!(
             f,
-            "{} bytes: weights {weights}, keys and values {kv}, rope tables {ropes}, steps {steps}, scratch {scratch}",
+            "{} bytes: weights {weights}, keys and values {kv}, rope tables {ropes}, steps {steps}, scratch {scratch}, \
+             rounded up by {rounding}",
             self.total()
         )
     }
-}
-
-fn weight_bytes(weight: &Weight, integers: bool) -> Result<u64> {
-    Ok(match weight.used {
-        WeightUse::Vector => occupied(weight.cols * size_of::<f32>()),
-        WeightUse::Matrix => {
-            occupied(MatrixLayout::new(weight.dtype, weight.rows, weight.cols, integers)?.bytes())
-        }
-        // Rows are decoded on the host.
-        WeightUse::Rows => 0,
-    })
 }
 
 /// How a model lies on a device and the host.

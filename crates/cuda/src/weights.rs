@@ -369,16 +369,17 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Brings a matrix to the device: `data` are the tensor's bytes; `integers` says whether a quantized one is multiplied
-    /// as integers, else it is widened. Copies of the last rows are under way when it returns, from memory that `staging`
-    /// keeps.
+    /// Brings a matrix to the device, to the beginning of `memory`, which has [`MatrixLayout::bytes`]: `data` are the tensor's
+    /// bytes; `integers` says whether a quantized one is multiplied as integers, else it is widened. Copies of the last rows
+    /// are under way when it returns, from memory that `staging` keeps.
     ///
     /// # Errors
-    /// A shape that kernels cannot take; bytes of another size; too little memory; a call that failed.
+    /// A shape that kernels cannot take; bytes, or memory, of another size; a call that failed.
     pub fn load(
         context: &Context,
         stream: &Stream,
         staging: &mut Staging,
+        memory: Buffer,
         weight: &Weight,
         integers: bool,
         data: &[u8],
@@ -396,7 +397,7 @@ impl Matrix {
                 format!("{}: a row of {per_row} bytes, at most {STAGING} are copied at once", weight.name);
             return Err(Error::Refused(what));
         }
-        let buffer = Buffer::new(context, layout.bytes())?;
+        let buffer = memory.piece(0, layout.bytes())?;
         let stride = data.len() / weight.rows;
         for (i, data) in data.chunks(per_piece * stride).enumerate() {
             staging.turns.swap(0, 1);

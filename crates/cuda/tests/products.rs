@@ -60,7 +60,11 @@ impl Device {
 
     fn matrix(&self, weight: &Weight, integers: bool, data: &[u8]) -> Matrix {
         let mut staging = self.staging.borrow_mut();
-        Matrix::load(&self.context, &self.stream, &mut staging, weight, integers, data).expect("it is loaded")
+        let layout =
+            MatrixLayout::new(weight.dtype, weight.rows, weight.cols, integers).expect("it is a shape");
+        let memory = Buffer::new(&self.context, layout.bytes()).expect("there is memory");
+        let loaded = Matrix::load(&self.context, &self.stream, &mut staging, memory, weight, integers, data);
+        loaded.expect("it is loaded")
     }
 
     /// Runs launches; twice, in opposite orders of threads, and both must leave the same in these outputs.
