@@ -8,7 +8,7 @@ use ingle_graph::split::Share;
 use ingle_graph::{Activations, Error, Graph, Result};
 use serde_json::{Value, json};
 
-use crate::term::{bytes, thousands};
+use crate::term::thousands;
 
 /// Bytes of which a range of GPU memory that grows is a multiple, where no GPU is there to tell.
 const GRANULARITY: usize = 2 << 20;
@@ -90,26 +90,18 @@ impl Layout {
 
     /// How many layers are where, and their bytes.
     pub fn line(&self) -> String {
-        let Fit { layers, held, needs, .. } = self.fit;
-        let (taken, there) = (needs.total(), self.there());
-        let gpu = format!("{} of {} bytes, {}", thousands(taken), thousands(there), bytes(taken));
-        let host = format!("{} bytes, {}", thousands(self.host), bytes(self.host));
-        let whole = self.fit.most.total();
-        match held {
-            0 => format!("all {layers} layers are on the CPU ({host})"),
-            held if held > layers => format!("all {layers} layers are on the GPU ({gpu})"),
-            held => {
-                let rest = match layers - held {
-                    0 => "the output is".into(),
-                    rest => format!("the other {rest} and the output are"),
-                };
-                format!(
-                    "{held} of {layers} layers are on the GPU ({gpu}), {rest} on the CPU ({host}), as all would take {} \
-                     bytes there; both compute attention in f32x32",
-                    thousands(whole)
-                )
-            }
-        }
+        let Fit { layers, held, needs, most, .. } = self.fit;
+        let [taken, there, all, host] = [needs.total(), self.there(), most.total(), self.host].map(thousands);
+        let rest = match layers.checked_sub(held) {
+            None => return format!("all {layers} layers are on the GPU ({taken} of {there} bytes)"),
+            Some(0) => "the output is".into(),
+            Some(1) => "the last and the output are".into(),
+            Some(rest) => format!("the other {rest} and the output are"),
+        };
+        format!(
+            "{held} of {layers} layers are on the GPU ({taken} of {there} bytes; all would take {all}), {rest} on the CPU \
+             ({host} bytes); attention is f32x32 on both"
+        )
     }
 
     /// What the GPU's bytes are taken for.

@@ -157,7 +157,7 @@ fn a_split_is_said_and_its_graphs_are_counted() {
     assert_eq!(notes.len(), 1, "{said}");
     assert!(notes[0].contains(" of 3 layers are on the GPU ("), "{said}");
     assert!(notes[0].contains("and the output are on the CPU ("), "{said}");
-    assert!(notes[0].ends_with("both compute attention in f32x32"), "{said}");
+    assert!(notes[0].ends_with("; attention is f32x32 on both"), "{said}");
     for part in ["layers       ", "graph.t1s1r1.segment0 x 19", "attention.f32x32.cuda x ", "linear."] {
         assert!(said.contains(part), "{part:?}: {said}");
     }
