@@ -109,7 +109,7 @@ struct Operand256 {
     // Takes its products with digits of eight rows of activations, `pitch` bytes apart from columns[digit] on, whose sums
     // are an operand of bytes and of which rows 2 t and 2 t + 1 have these scales.
     template <int D>
-    __device__ __forceinline__ void take(float* acc, const u8* const* columns, u32 pitch, const float* da,
+    __device__ __forceinline__ void take(float* acc, const SharedAt* columns, u32 pitch, const float* da,
                                          const u32 (*sums)[2]) const {
         const i32 zeros[4] = {0, 0, 0, 0};
         i32 products[D][4], minima[D][4];
@@ -119,7 +119,7 @@ struct Operand256 {
 #pragma unroll
             for (u32 s = 0; s < 8; s += 2) {
                 u32 b[4];
-                load_columns(columns[digit] + 32 * s, columns[digit] + 32 * s + 32, pitch, b);
+                load_columns(columns[digit] + 32 * s, 32, pitch, b);
 #pragma unroll
                 for (u32 i = 0; i < 2; i++) {
                     multiply<F::HIGH, SIGNED>(upper, high[s + i], b + 2 * i, upper);

@@ -51,8 +51,8 @@ struct PanelStage {
                 at + SECOND_AT + row * SECOND_PITCH + small(F::SECOND, pass, q, e),
                 at + THIRD_AT + row * THIRD_PITCH + small(F::THIRD, pass, q, e)};
     }
-    __device__ __forceinline__ const u8* columns(u32 digit, u32 tile, u32 q, u32 e) const {
-        return at + DIGITS_AT + (digit * N + tile * 8) * DIGIT_PITCH + (2 * q + e) * F::UNIT;
+    __device__ __forceinline__ SharedAt columns(u32 digit, u32 tile, u32 q, u32 e) const {
+        return shared_at(at) + DIGITS_AT + (digit * N + tile * 8) * DIGIT_PITCH + (2 * q + e) * F::UNIT;
     }
     // Scales of a pair.
     __device__ __forceinline__ const float* scales(u32 n, u32 q) const {
@@ -135,9 +135,9 @@ static __device__ __forceinline__ void copy_panel_activations(const PanelStage<F
     }
 }
 
-// Pair q of a stage, of units of 32 columns; `both` says whether there is a second one.
-template <class F, int D>
-static __device__ __forceinline__ void take_pair32(const PanelStage<F, D>& from, u32 pass, u32 q, bool both,
+// Pair q of a stage, of units of 32 columns, or the first of it where there is no other.
+template <bool BOTH, class F, int D>
+static __device__ __forceinline__ void take_pair32(const PanelStage<F, D>& from, u32 pass, u32 q,
                                                    float (*acc)[PanelStage<F, D>::NT][4]) {
     u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row = threadIdx.x / 32 * 16 + g;
     Operand32<F> operands[2];
@@ -151,7 +151,7 @@ static __device__ __forceinline__ void take_pair32(const PanelStage<F, D>& from,
 #pragma unroll
         for (u32 digit = 0; digit < D; digit++) {
             u32 both_units[4];
-            load_columns(from.columns(digit, n, q, 0), from.columns(digit, n, q, 1), from.DIGIT_PITCH, both_units);
+            load_columns(from.columns(digit, n, q, 0), F::UNIT, from.DIGIT_PITCH, both_units);
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
                 b[i / 2][digit][i % 2] = both_units[i];
@@ -164,7 +164,7 @@ static __device__ __forceinline__ void take_pair32(const PanelStage<F, D>& from,
             da[0][i] = scales[0], da[1][i] = scales[1];
         }
         operands[0].template take<D>(acc[0][n], b[0], da[0], sums[0]);
-        if (both) operands[1].template take<D>(acc[1][n], b[1], da[1], sums[1]);
+        if (BOTH) operands[1].template take<D>(acc[1][n], b[1], da[1], sums[1]);
     }
 }
 
@@ -179,7 +179,7 @@ static __device__ __forceinline__ void take_half256(const PanelStage<F, D>& from
     for (u32 n = 0; n < from.NT; n++) {
         float da[2] = {from.scales(8 * n + 2 * t, 0)[e], from.scales(8 * n + 2 * t + 1, 0)[e]};
         u32 sums[D][2];
-        const u8* columns[D];
+        SharedAt columns[D];
 #pragma unroll
         for (u32 digit = 0; digit < D; digit++) {
             columns[digit] = from.columns(digit, n, 0, e);
@@ -191,8 +191,8 @@ static __device__ __forceinline__ void take_half256(const PanelStage<F, D>& from
     }
 }
 
-// `at` and `residual` as for few_rows. Grid: (blocks of rows of
-// activations, panels of all parts), so that blocks that read the same weights run together.
+// `at` and `residual` as for few_rows. Grid: (blocks of rows of activations, panels of all parts), so that blocks that read the
+// same weights run together.
 template <class F, int D>
 static __device__ __forceinline__ void make_panel(const Step* step, u32 which, u32 room, u32 cols, u8* at,
                                                   const float* residual, const Parts& parts) {
@@ -244,9 +244,11 @@ static __device__ __forceinline__ void make_panel(const Step* step, u32 which, u
             // The first unit of the stage's first pair.
             u32 unit = of_pass * S::PAIRS * 8 + 2 * pass;
             if constexpr (F::UNIT == 32) {
+                // All pairs but the last unit are whole.
+                u32 left = unit < units ? units - unit : 0, whole = fewer((left + 6) / 8, S::PAIRS);
 #pragma unroll 1
-                for (u32 q = 0; q < S::PAIRS && unit + 8 * q < units; q++)
-                    take_pair32(here, pass, q, unit + 8 * q + 1 < units, acc);
+                for (u32 q = 0; q < whole; q++) take_pair32<true>(here, pass, q, acc);
+                if (whole < S::PAIRS && 8 * whole < left) take_pair32<false>(here, pass, whole, acc);
             } else {
 #pragma unroll
                 for (u32 e = 0; e < 2; e++)

@@ -42,19 +42,20 @@ typedef u8* SharedAt;
 static inline SharedAt shared_at(const void* p) { return (u8*)p; }
 #endif
 
-// Two operands `b` out of shared memory: each is 32 bytes of eight rows, `pitch` apart, from `first` and `second` on.
-static __device__ __forceinline__ void load_columns(const u8* first, const u8* second, u32 pitch, u32* b) {
+// Two operands `b` out of shared memory: each is 32 bytes of eight rows, `pitch` apart, from `first` on and from `next` bytes
+// further on.
+static __device__ __forceinline__ void load_columns(SharedAt first, u32 next, u32 pitch, u32* b) {
     u32 lane = threadIdx.x % 32;
 #ifndef INGLE_HOST
-    const u8* row = (lane < 16 ? first : second) + lane % 8 * pitch + lane / 8 % 2 * 16;
+    SharedAt row = first + (lane % 8 * pitch + lane / 8 % 2 * 16 + lane / 16 * next);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-                 : "r"(shared_at(row))
+                 : "r"(row)
                  : "memory");
 #else
-    u32 at = lane / 4 * pitch + lane % 4 * 4;
-    b[0] = *(const u32*)(first + at), b[1] = *(const u32*)(first + at + 16);
-    b[2] = *(const u32*)(second + at), b[3] = *(const u32*)(second + at + 16);
+    SharedAt row = first + lane / 4 * pitch + lane % 4 * 4;
+    b[0] = *(const u32*)row, b[1] = *(const u32*)(row + 16);
+    b[2] = *(const u32*)(row + next), b[3] = *(const u32*)(row + next + 16);
 #endif
 }
 

@@ -36,8 +36,8 @@ struct Stage {
                 second() + row * row_pitch(SECOND) + u * F::SECOND, third() + row * row_pitch(THIRD) + u * F::THIRD};
     }
     // 32 columns from `col` on of a digit of eight rows of activations.
-    __device__ __forceinline__ const u8* columns(u32 digit, u32 tile, u32 col) const {
-        return digits() + (digit * N + tile * 8) * row_pitch(DIGITS) + col;
+    __device__ __forceinline__ SharedAt columns(u32 digit, u32 tile, u32 col) const {
+        return shared_at(digits()) + (digit * N + tile * 8) * row_pitch(DIGITS) + col;
     }
     __device__ __forceinline__ float scale(u32 n, u32 u) const {
         return *(const float*)(scales() + n * row_pitch(SCALES) + 4 * u);
@@ -132,9 +132,9 @@ static __device__ __forceinline__ void take_units32(const Stage<F, NT, D>& from,
         u32 b[NT * D + 1][2];
 #pragma unroll
         for (u32 i = 0; i < NT * D; i += 2) {
-            u32 other = NT * D == 1 ? i : i + 1;
-            load_columns(from.columns(i % D, i / D, 32 * u), from.columns(other % D, other / D, 32 * u),
-                         row_pitch(STAGE_COLS), b[i]);
+            // The next operand is the other digit's, or that of the next rows, if there is one.
+            u32 next = D == 2 ? from.N : NT > 1 ? 8 : 0, pitch = row_pitch(STAGE_COLS);
+            load_columns(from.columns(i % D, i / D, 32 * u), next * pitch, pitch, b[i]);
         }
 #pragma unroll
         for (u32 n = 0; n < NT; n++) {
@@ -165,7 +165,7 @@ static __device__ __forceinline__ void take_unit256(const Stage<F, NT, D>& from,
     for (u32 n = 0; n < NT; n++) {
         float da[2] = {from.scale(8 * n + 2 * t, w), from.scale(8 * n + 2 * t + 1, w)};
         u32 sums[D][2];
-        const u8* columns[D];
+        SharedAt columns[D];
 #pragma unroll
         for (u32 digit = 0; digit < D; digit++) {
             columns[digit] = from.columns(digit, n, 256 * w);
