@@ -20,12 +20,14 @@ use crate::budget::{self, Held, Room};
 use crate::capture::{self, State};
 use crate::compile::{Compiler, Search};
 use crate::driver::{
-    Arg, Buffer, Call, Context, Driver, Entry, Event, Function, Module, Pinned, Reservation, Span, Stream,
+    Arg, Buffer, Call, Context, Driver, Entry, Event, Function, Launch, Module, Pinned, Reservation, Span,
+    Stream,
 };
+use crate::kernels::linear::Input;
 use crate::kernels::{self, Issue, attention, elementwise, kv, linear, norm, quantize};
 use crate::step::StepLayout;
-use crate::weights::{Matrix, Staging};
-use crate::{Error, Result};
+use crate::weights::{Limits, Matrix, Staging};
+use crate::{Error, Result, fuse};
 
 /// Blobs of host memory that take turns: the device may still copy from the one before while the next is filled.
 const BLOBS: usize = 3;
@@ -54,6 +56,7 @@ pub struct Cuda {
     arena: Reservation,
     spare: Reservation,
     saturated: Buffer,
+    counters: Buffer,
     functions: Functions,
     stream: Stream,
     context: Context,
@@ -110,6 +113,19 @@ pub(crate) struct Model {
     pub(crate) pools: Vec<Pool>,
     pub(crate) kv: KvPlan,
     pub(crate) kv_type: KvType,
+}
+
+impl Model {
+    /// Whether a part of a product can make its activations.
+    fn streams(&self, step: &Step, part: usize, bucket: &Bucket) -> bool {
+        let Op::Linear { parts, .. } = &step.op else { return false };
+        let (part, ty) = (&parts[part], step.inputs[parts[part].input].ty());
+        let digits = ty.elem.digits().map_or(0, |(_, digits)| digits);
+        match &self.weights[part.weight.0 as usize] {
+            Stored::Matrix(matrix) => linear::streams(matrix, bucket.rows(ty.rows), digits),
+            _ => false,
+        }
+    }
 }
 
 /// A weight.
@@ -229,6 +245,8 @@ pub(crate) struct Demand {
     pub(crate) arena: usize,
     /// Bytes of scratch, which all programs share.
     pub(crate) spare: usize,
+    /// Where in it rows lie that wait for the products that read them.
+    kept: usize,
 }
 
 impl Demand {
@@ -246,15 +264,15 @@ impl Demand {
         let brought = brought.collect();
         let outputs = program.outputs.iter().map(|output| output.ty.bytes(bucket.rows(output.ty.rows)));
         let arena = program.arena_bytes.iter().copied().max().unwrap_or(0).max(1);
-        let spare = program.steps().map(|step| spare_bytes(step, bucket, context)).max();
-        Ok(Self {
-            layout,
-            brought,
-            data,
-            outputs: outputs.collect(),
-            arena,
-            spare: spare.unwrap_or(0).max(1),
-        })
+        let kept = program.steps().map(|step| spare_bytes(step, bucket, context)).max().unwrap_or(0);
+        let waiting = program.steps().filter_map(|step| match step.op {
+            Op::Attention { .. } | Op::Linear { gated: Some(_), .. } => step.outputs.first(),
+            _ => None,
+        });
+        let one =
+            waiting.filter(|slot| bucket.rows(slot.ty().rows) == 1 && slot.ty().elem.digits().is_some());
+        let spare = kept + one.map(|slot| f32_bytes(slot, bucket)).sum::<usize>();
+        Ok(Self { layout, brought, data, outputs: outputs.collect(), arena, spare: spare.max(1), kept })
     }
 }
 
@@ -279,12 +297,15 @@ impl Cuda {
         let (_, all) = context.memory_bytes()?;
         let saturated = Buffer::new(&context, size_of::<u64>())?;
         stream.write(saturated.all(), &[0; size_of::<u64>()])?;
+        let counters = Buffer::new(&context, attention::COUNTER_BYTES)?;
+        stream.fill(counters.all(), 0)?;
         Ok(Self {
             programs: Vec::new(),
             model: None,
             arena: Reservation::new(&context, all)?,
             spare: Reservation::new(&context, all)?,
             saturated,
+            counters,
             functions,
             stream,
             context,
@@ -366,11 +387,14 @@ impl Cuda {
             return Err(Error::Refused("a program of another graph than the loaded one".into()));
         }
         let bucket = program.key.bucket;
-        let Demand { layout, brought, data: bytes, outputs, arena, spare } =
+        let Demand { layout, brought, data: bytes, outputs, arena, spare, kept } =
             Demand::of(&program, &bucket, model.kv.context)?;
         let device = Buffer::new(&self.context, bytes)?;
         let outputs = outputs.into_iter().map(|bytes| Buffer::new(&self.context, bytes));
         let outputs = outputs.collect::<Result<Vec<_>>>()?;
+        let list: Vec<&Step> = program.steps().collect();
+        let streams = |step: &Step, part: usize| model.streams(step, part, &bucket);
+        let left = fuse::Rows::new(&list, &bucket, &streams, kept);
         self.arena.grow(arena)?;
         self.spare.grow(spare)?;
         let binder = Binder {
@@ -383,10 +407,14 @@ impl Cuda {
             spare: self.spare.span(0, self.spare.backed_bytes())?,
             outputs: &outputs,
             saturated: self.saturated.all(),
+            counters: self.counters.all(),
+            limits: Limits::new(&self.context),
+            left,
         };
+        let overlap = self.context.device().overlaps();
         let mut steps = Vec::new();
-        for step in program.steps() {
-            let issues = binder.issues(step).map_err(|error| match error {
+        for (at, step) in list.into_iter().enumerate() {
+            let issues = binder.issues(at, step).map_err(|error| match error {
                 Error::Refused(what) => Error::Refused(format!("step {}: {what}", step.name)),
                 error => error,
             })?;
@@ -396,9 +424,10 @@ impl Cuda {
                 if shape.shared_bytes > 48 << 10 {
                     function.allow_shared(shape.shared_bytes)?;
                 }
-                calls.push(Call::new(function, shape, &arguments)?);
+                let overlap = overlap && linear::begins_early(&entry);
+                calls.push(Call::new(function, Launch { overlap, ..shape }, &arguments)?);
             }
-            steps.push((calls, path_name(step, &program)));
+            steps.push((calls, path_name(step, &program, model, binder.left.left(at))));
         }
         let steps =
             steps.into_iter().map(|(calls, path)| (calls, path_index(&mut self.paths, path))).collect();
@@ -620,18 +649,21 @@ fn spare_bytes(step: &Step, bucket: &Bucket, context: usize) -> usize {
 }
 
 /// Name of the path a step takes.
-fn path_name(step: &Step, program: &Program) -> String {
+fn path_name(step: &Step, program: &Program, model: &Model, left: bool) -> String {
+    let bucket = &program.key.bucket;
     match &step.op {
         Op::Linear { parts, .. } => {
-            let names = parts.iter().map(|part| {
+            let names = parts.iter().enumerate().map(|(i, part)| {
                 let elem = step.inputs[part.input].ty().elem;
-                linear::path(program.weights[part.weight.0 as usize].dtype, elem, program.key.bucket.t)
+                let streams = model.streams(step, i, bucket);
+                linear::path(program.weights[part.weight.0 as usize].dtype, elem, bucket.t, streams)
             });
             let mut names: Vec<String> = names.collect();
             names.dedup();
             names.join("+")
         }
         Op::Attention { .. } => "attention.f32x32.cuda".into(),
+        op if left => format!("{}.in_products.cuda", op.name()),
         op => format!("{}.cuda", op.name()),
     }
 }
@@ -645,8 +677,11 @@ struct Binder<'a> {
     spare: Span<'a>,
     outputs: &'a [Buffer],
     saturated: Span<'a>,
+    counters: Span<'a>,
+    limits: Limits,
     blob: Span<'a>,
     brought: &'a [Brought],
+    left: fuse::Rows<'a>,
 }
 
 /// Takes memory from the spare, piece by piece.
@@ -724,8 +759,17 @@ impl<'a> Binder<'a> {
         slots.iter().map(one).collect()
     }
 
-    /// The launches of a step.
-    fn issues(&self, step: &Step) -> Result<Vec<Issue<'a>>> {
+    /// The launches of step `at` of the program.
+    fn issues(&self, at: usize, step: &Step) -> Result<Vec<Issue<'a>>> {
+        let issues = self.issues_of(step, self.left.left(at))?;
+        if !self.left.left(at) {
+            self.left.written(&step.outputs, &self.bucket);
+        }
+        Ok(issues)
+    }
+
+    /// The launches of a step; `left`: its quantized result is left to its readers.
+    fn issues_of(&self, step: &Step, left: bool) -> Result<Vec<Issue<'a>>> {
         let inputs = step.inputs.iter().map(|slot| self.span(slot)).collect::<Result<Vec<_>>>()?;
         let mut spare = Spare { all: self.spare, used: 0 };
         let other = |what: &str| Err(Error::Refused(format!("{} with {what}", step.op.name())));
@@ -750,6 +794,10 @@ impl<'a> Binder<'a> {
             }
             (Op::RmsNorm { weight, eps, group, emit }, &[x]) => {
                 let (outputs, weight) = (self.outputs(&step.outputs, emit)?, self.vector(*weight)?);
+                if left {
+                    self.left.leave(&step.outputs, linear::Made { x, norm: Some((weight, *eps)) });
+                    return Ok(Vec::new());
+                }
                 if *group == sizes[1] && !outputs.quantized.is_empty() {
                     return Ok(vec![quantize::norm(at, kind, sizes, *eps, [x, weight], &outputs)?]);
                 }
@@ -764,6 +812,10 @@ impl<'a> Binder<'a> {
                 issues.extend(quantize::issues(at, kind, sizes[0], sizes[1], y, &outputs.quantized)?);
                 issues
             }
+            (Op::Quantize { .. }, &[x]) if left => {
+                self.left.leave(&step.outputs, linear::Made { x, norm: None });
+                Vec::new()
+            }
             (Op::Quantize { .. }, &[x]) => {
                 quantize::issues(at, kind, sizes[0], sizes[1], x, &self.quantized(&step.outputs)?)?
             }
@@ -773,13 +825,29 @@ impl<'a> Binder<'a> {
                     None => {
                         let y =
                             step.outputs.iter().map(|slot| self.span(slot)).collect::<Result<Vec<_>>>()?;
-                        self.products(step, parts, &inputs, &y, residual)?
+                        let made = self.parts(step, parts, &inputs, &y, residual)?;
+                        let rows = step.inputs[parts[0].input].ty().rows;
+                        linear::issues(at, rows, self.bucket.rows(rows), &made)?
                     }
                     Some(Gated { act, emit }) => {
+                        let mut outputs = self.outputs(&step.outputs, emit)?;
+                        if left {
+                            let y = self.left.keep(self.spare, f32_bytes(first, &self.bucket))?;
+                            outputs = quantize::Outputs { f32: Some(y), quantized: Vec::new() };
+                            self.left.leave(&step.outputs, linear::Made { x: y, norm: None });
+                        }
                         let mut take = || spare.take(f32_bytes(first, &self.bucket));
                         let both = [take()?, take()?];
-                        let mut issues = self.products(step, parts, &inputs, &both, None)?;
-                        let outputs = self.outputs(&step.outputs, emit)?;
+                        let mut made = self.parts(step, parts, &inputs, &both, None)?;
+                        let room = sizes[0];
+                        if let (Some(y), true, [gate, up]) =
+                            (outputs.f32, outputs.quantized.is_empty(), &mut made[..])
+                            && linear::gates(gate, up, room)
+                        {
+                            gate.y = y;
+                            return Ok(vec![linear::gated(at, kind, *act, [gate, up])?]);
+                        }
+                        let mut issues = linear::issues(at, kind, room, &made)?;
                         issues.push(quantize::glu(at, kind, sizes, *act, both, &outputs)?);
                         issues
                     }
@@ -829,15 +897,22 @@ impl<'a> Binder<'a> {
                 vec![Issue { entry, shape: kv::rope_store_shape(rows, heads, &shape), arguments }]
             }
             (Op::Attention { spec, emit }, &[q]) => {
-                let outputs = self.outputs(&step.outputs, emit)?;
+                let mut outputs = self.outputs(&step.outputs, emit)?;
                 let y = match outputs.f32 {
                     Some(y) => y,
+                    None if left => self.left.keep(self.spare, f32_bytes(first, &self.bucket))?,
                     None => spare.take(f32_bytes(first, &self.bucket))?,
                 };
+                if left {
+                    outputs.quantized.clear();
+                    self.left.leave(&step.outputs, linear::Made { x: y, norm: None });
+                }
                 let reach = [sizes[0], self.model.kv.context];
                 let parts = spare.take(attention::parts_bytes(spec, reach[0], reach[1]))?;
                 let (kv_type, pools) = (self.model.kv_type, self.pools(spec.layer));
-                let mut issues = attention::issues(at, spec, kv_type, pools, reach, [q, y, parts])?;
+                let room = attention::Room { parts, counters: self.counters };
+                let mut issues =
+                    vec![attention::issue(at, spec, kv_type, pools, reach, [q, y], room, self.limits)?];
                 issues.extend(quantize::issues(at, kind, sizes[0], sizes[1], y, &outputs.quantized)?);
                 issues
             }
@@ -849,29 +924,26 @@ impl<'a> Binder<'a> {
         })
     }
 
-    /// The products of the parts of a step, into `y`.
-    fn products(
+    /// The parts of a product, into `y`.
+    fn parts(
         &self,
         step: &Step,
         parts: &[LinearPart],
         inputs: &[Span<'a>],
         y: &[Span<'a>],
         residual: Option<Span<'a>>,
-    ) -> Result<Vec<Issue<'a>>> {
-        let mut products = Vec::new();
-        for (part, &y) in parts.iter().zip(y) {
-            products.push(linear::Part {
-                matrix: self.matrix(part.weight)?,
-                scale: part.scale,
-                bias: part.bias.map(|bias| self.vector(bias)).transpose()?,
-                x: inputs[part.input],
-                layout: self.layout(&step.inputs[part.input]),
-                residual,
-                y,
-            });
-        }
-        let rows = step.inputs[parts[0].input].ty().rows;
-        linear::issues(self.step, rows, self.bucket.rows(rows), &products)
+    ) -> Result<Vec<linear::Part<'a>>> {
+        let one = |(part, &y): (&LinearPart, &Span<'a>)| {
+            let slot = &step.inputs[part.input];
+            let x = match (self.layout(slot), self.left.of(slot)) {
+                (None, _) => Input::Floats(inputs[part.input]),
+                (Some(layout), None) => Input::Quantized(inputs[part.input], layout),
+                (Some(layout), Some(made)) => Input::Made(made, layout),
+            };
+            let bias = part.bias.map(|bias| self.vector(bias)).transpose()?;
+            Ok(linear::Part { matrix: self.matrix(part.weight)?, scale: part.scale, bias, x, residual, y })
+        };
+        parts.iter().zip(y).map(one).collect()
     }
 }
 

@@ -210,6 +210,11 @@ impl Device {
         format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" })
     }
 
+    /// Whether a kernel may begin before the one ahead of it has ended (programmatic dependent launch).
+    pub fn overlaps(&self) -> bool {
+        self.capability >= (9, 0)
+    }
+
     /// That kernels are written for it.
     ///
     /// # Errors

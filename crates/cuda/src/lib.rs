@@ -10,6 +10,7 @@ mod capture;
 pub mod compile;
 pub mod driver;
 mod error;
+mod fuse;
 pub mod kernels;
 pub mod rates;
 pub mod step;

@@ -363,9 +363,30 @@ impl Staging {
 pub struct Matrix {
     layout: MatrixLayout,
     buffer: Buffer,
-    multiprocessors: u32,
-    shared_bytes_max: u32,
-    capability: (u32, u32),
+    limits: Limits,
+}
+
+/// What of a device decides how a product is launched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Shared memory of a block at most.
+    pub shared_bytes: usize,
+    /// Compute capability.
+    pub capability: (u32, u32),
+}
+
+impl Limits {
+    /// Of the device of a context.
+    pub fn new(context: &Context) -> Self {
+        let device = context.device();
+        Self {
+            multiprocessors: device.multiprocessors as u32,
+            shared_bytes: device.shared_bytes_max,
+            capability: device.capability,
+        }
+    }
 }
 
 impl Matrix {
@@ -410,11 +431,7 @@ impl Matrix {
                 from += sizes[plane];
             }
         }
-        let device = context.device();
-        let (multiprocessors, shared_bytes_max) =
-            (device.multiprocessors as u32, device.shared_bytes_max as u32);
-        let capability = device.capability;
-        Ok(Self { layout, buffer, multiprocessors, shared_bytes_max, capability })
+        Ok(Self { layout, buffer, limits: Limits::new(context) })
     }
 
     /// How it lies there.
@@ -427,19 +444,9 @@ impl Matrix {
         self.buffer.all()
     }
 
-    /// Multiprocessors of its device.
-    pub fn multiprocessors(&self) -> u32 {
-        self.multiprocessors
-    }
-
-    /// Compute capability of its device.
-    pub fn capability(&self) -> (u32, u32) {
-        self.capability
-    }
-
-    /// Most shared memory that its device gives a block.
-    pub fn shared_bytes_max(&self) -> u32 {
-        self.shared_bytes_max
+    /// What its device has.
+    pub fn limits(&self) -> Limits {
+        self.limits
     }
 }
 

@@ -474,6 +474,7 @@ EXPORT int cuFuncSetAttribute(Any f, int id, int v) {
     if (call.status) return call.status;
     auto function = find<Function>(f);
     if (!function) return INVALID_HANDLE;
+    if (id == 9) return v < -1 || v > 100 ? INVALID_VALUE : 0;
     if (id != 8 || v < 0 || (size_t)v > SHARED_MOST) return INVALID_VALUE;
     return function->shared_most = v, 0;
 }

@@ -36,8 +36,8 @@ static inline float __int_as_float(int bits) {
     memcpy(&x, &bits, 4);
     return x;
 }
-static inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long n) {
-    unsigned long long before = *at;
+template <typename T> static inline T atomicAdd(T* at, T n) {
+    T before = *at;
     *at += n;
     return before;
 }

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 use bits::{assert_bits, bytes, floats, numbers};
 use ingle_cuda::driver::{Buffer, Context, Function, Module, Span, Stream};
-use ingle_cuda::kernels::linear::{self, Part};
+use ingle_cuda::kernels::linear::{self, Input, Made, Part};
 use ingle_cuda::kernels::quantize::{self, Outputs};
 use ingle_cuda::kernels::{Issue, SOURCES};
 use ingle_cuda::stand_in::StandIn;
@@ -287,15 +287,17 @@ impl Case {
             matrix,
             scale,
             bias: extras.bias.then(|| bias.all()),
-            x: x_at.all(),
-            layout,
+            x: match layout {
+                Some(layout) => Input::Quantized(x_at.all(), layout),
+                None => Input::Floats(x_at.all()),
+            },
             residual: extras.residual.then(|| residual.all()),
             y: y.all(),
         });
         let issues =
             linear::issues(blob.all(), Rows::T, room, &parts.collect::<Vec<_>>()).expect("it is planned");
         assert_eq!(issues.len(), 1, "{what}: one launch");
-        let outputs: Vec<Span<'_>> = matrices.iter().map(|(.., y)| y.all()).collect();
+        let outputs = matrices.iter().map(|(.., y)| y.all()).collect::<Vec<Span<'_>>>();
         for (got, want) in device.run(&issues, &outputs).iter().zip(&wants) {
             let got = floats(got);
             let (rows, rest) = got.split_at(want.len());
@@ -418,6 +420,73 @@ fn float_products_have_the_bits_of_the_reference() {
                 let extras = EXTRAS[(i + j) % 4];
                 let rows = if extras.residual { vec![19] } else { vec![5, 37, 42] };
                 Case { dtype, cols, rows, t, room, digits: 0, extras }.check(&device);
+            }
+        }
+    }
+}
+
+/// One row is quantized by the product that reads it, after its norm or as it is; gate and up leave the gated unit.
+#[test]
+fn one_row_is_made_by_its_products_with_the_bits_of_the_reference() {
+    let Some(device) = Device::new() else { return };
+    let blob = device.buffer(&step(1, 1));
+    for (i, format) in quant::FORMATS.iter().enumerate() {
+        let (dtype, block) = (format.dtype, format.dtype.block_len());
+        for (norm, digits) in [(false, 1), (true, 1), (false, 2), (true, 2)] {
+            let cols = block * if block <= 64 { 69 } else { 11 };
+            let layout = Layout::new(1, cols, block, digits);
+            let (rows, what) = (37, format!("{dtype} x {cols}, norm {norm}, {digits} digits"));
+            let weight = Weight { name: "w".into(), dtype, rows, cols, used: WeightUse::Matrix, offset: 0.0 };
+            let data = stored(dtype, 42, cols);
+            let per_row = data.len() / 42;
+            // Two matrices with rows in common.
+            let pieces = [&data[..rows * per_row], &data[(42 - rows) * per_row..]];
+            let matrices = pieces.map(|piece| device.matrix(&weight, true, piece));
+            let mut x = numbers(i as u64, cols, false);
+            if i % 5 == 4 {
+                x[cols / 2] = f32::NAN;
+            }
+            let (weights, residual) = (numbers(77, cols, false), numbers(78, rows, false));
+            let made = if norm { reference::rms_norm(&x, &weights, 1e-5) } else { x.clone() };
+            let activations = quantized(&layout, &made);
+            let product = |piece: &[u8]| -> Vec<f32> {
+                let dot = |data: &[u8]| {
+                    let mut row = reference::IntRow::default();
+                    row.read(data, format);
+                    row.dot(&activations, &layout, 0)
+                };
+                piece.chunks(per_row).map(dot).collect()
+            };
+            let [gate, up] = pieces.map(product);
+            let [x_at, weights_at, residual_at] = [&x, &weights, &residual].map(|x| device.buffer(&bytes(x)));
+            let y = device.buffer(&vec![0xFF; 4 * rows]);
+            let source = Made { x: x_at.all(), norm: norm.then(|| (weights_at.all(), 1e-5)) };
+            let part = |matrix, residual| Part {
+                matrix,
+                scale: None,
+                bias: None,
+                x: Input::Made(source, layout),
+                residual,
+                y: y.all(),
+            };
+            let outputs = [y.all()];
+            let alone = [part(&matrices[0], Some(residual_at.all()))];
+            let issues = linear::issues(blob.all(), Rows::T, 1, &alone);
+            if !linear::streams(&matrices[0], 1, digits) {
+                assert!(issues.is_err(), "{what}: nothing makes its activations");
+                continue;
+            }
+            let got = device.run(&issues.expect("it is planned"), &outputs);
+            let want: Vec<f32> = gate.iter().zip(&residual).map(|(v, r)| r + v).collect();
+            assert_bits(&what, &floats(&got[0]), &want);
+            for act in [Activation::Silu, Activation::GeluTanh, Activation::GeluErf] {
+                let [gate_part, up_part] = [part(&matrices[0], None), part(&matrices[1], None)];
+                assert!(linear::gates(&gate_part, &up_part, 1), "{what}");
+                let issue = linear::gated(blob.all(), Rows::T, act, [&gate_part, &up_part]);
+                let got = device.run(&[issue.expect("it is planned")], &outputs);
+                let want: Vec<f32> =
+                    gate.iter().zip(&up).map(|(&g, u)| reference::activate(act, g) * u).collect();
+                assert_bits(&format!("{what}, {act:?}"), &floats(&got[0]), &want);
             }
         }
     }

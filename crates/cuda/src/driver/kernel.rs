@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::memory::Allocation;
 use super::sys::{self, Handle};
@@ -214,7 +215,12 @@ impl Module {
                 return Err(Error::Refused(what));
             }
         }
-        Ok(Function { module: self.clone(), handle, entry })
+        // A multiprocessor changes what of its memory is a cache only when it stands idle: kernels that are to overlap all
+        // ask for the same. 9 is CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent.
+        // SAFETY: our own function.
+        let prefer = |f: &sys::DriverFunctions| unsafe { (f.function_set_attribute)(handle, 9, 100) };
+        context.call(prefer, || format!("preference of {} for shared memory", entry.name))?;
+        Ok(Function { module: self.clone(), handle, entry, shared_bytes: AtomicU32::new(0) })
     }
 }
 
@@ -223,6 +229,8 @@ pub struct Function {
     pub(super) module: Module,
     handle: Handle,
     entry: Entry,
+    /// Dynamic shared memory that was asked for.
+    shared_bytes: AtomicU32,
 }
 
 // SAFETY: as for the context.
@@ -287,7 +295,9 @@ impl Function {
         context.call(set, || {
             let most = context.device().shared_bytes_max;
             format!("opt-in of {} to {bytes} bytes of shared memory of at most {most}", self.entry.name)
-        })
+        })?;
+        self.shared_bytes.fetch_max(bytes, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Blocks of this shape that fit on one multiprocessor at once.

@@ -1,37 +1,49 @@
 //! Softmax attention over pages, in `f32x32`.
 //!
-//! Many rows: a block walks the chunks of its row and head. Few: each chunk is a block, and the parts are merged in order.
-//! Both give the same bits.
+//! Many rows: a block walks the chunks of its row and head. Few: blocks share the chunks of a row, heads with the same keys
+//! are one block's, and the block that ends last merges the chunks in order. Both give the same bits.
 
-use ingle_graph::{ATTENTION_CHUNK, AttentionSpec, KvType};
+use ingle_graph::{ATTENTION_CHUNK, AttentionSpec, KvType, PAGE};
 
-use super::kv::Pools;
+use super::kv::{Pools, head_bytes};
 use super::{Issue, Source};
 use crate::driver::Param::{F32, Memory, U32};
 use crate::driver::{Arg, Entry, Launch, Param, Span};
+use crate::weights::Limits;
 use crate::{Error, Result};
 
 const PARAMS: &[Param] = &[Memory, U32, U32, U32, U32, U32, F32, F32, Memory, Memory, Memory, Memory];
+const FEW: &[Param] =
+    &[Memory, U32, U32, U32, U32, U32, F32, F32, Memory, Memory, Memory, Memory, U32, U32, Memory, Memory];
 
 const F32_WALK: Entry = Entry { name: "attend_f32", params: PARAMS };
 const F16_WALK: Entry = Entry { name: "attend_f16", params: PARAMS };
 const BF16_WALK: Entry = Entry { name: "attend_bf16", params: PARAMS };
 const Q8_0_WALK: Entry = Entry { name: "attend_q8_0", params: PARAMS };
-const F32_PARTS: Entry = Entry { name: "attend_parts_f32", params: PARAMS };
-const F16_PARTS: Entry = Entry { name: "attend_parts_f16", params: PARAMS };
-const BF16_PARTS: Entry = Entry { name: "attend_parts_bf16", params: PARAMS };
-const Q8_0_PARTS: Entry = Entry { name: "attend_parts_q8_0", params: PARAMS };
-const MERGE: Entry = Entry { name: "attend_merge", params: &[Memory, U32, U32, U32, U32, Memory, Memory] };
+const F32_FEW: Entry = Entry { name: "attend_few_f32", params: FEW };
+const F16_FEW: Entry = Entry { name: "attend_few_f16", params: FEW };
+const BF16_FEW: Entry = Entry { name: "attend_few_bf16", params: FEW };
+const Q8_0_FEW: Entry = Entry { name: "attend_few_q8_0", params: FEW };
 
 /// The file.
 pub const SOURCE: Source = Source {
     name: "attention",
     text: include_str!("attention.cu"),
-    entries: &[F32_WALK, F16_WALK, BF16_WALK, Q8_0_WALK, F32_PARTS, F16_PARTS, BF16_PARTS, Q8_0_PARTS, MERGE],
+    entries: &[F32_WALK, F16_WALK, BF16_WALK, Q8_0_WALK, F32_FEW, F16_FEW, BF16_FEW, Q8_0_FEW],
 };
 
-/// Rows up to which each chunk is a block of its own.
+/// Rows up to which blocks share the chunks of a row, and most heads of a block then (attention.cu).
 const ROWS_FEW: usize = 16;
+const HEADS: usize = 4;
+
+/// Tiles in shared memory (attention.cu).
+const TILES: usize = 3;
+
+/// Blocks of heads at most.
+const HEAD_BLOCKS_MAX: usize = 1024;
+
+/// Bytes of the counters that [`issues`] is given: zeros, and so they stay.
+pub const COUNTER_BYTES: usize = ROWS_FEW * HEAD_BLOCKS_MAX * size_of::<u32>();
 
 /// Largest head.
 const HEAD_MAX: usize = ATTENTION_CHUNK;
@@ -45,12 +57,12 @@ fn walk(kind: KvType) -> Entry {
     }
 }
 
-fn parts(kind: KvType) -> Entry {
+fn few(kind: KvType) -> Entry {
     match kind {
-        KvType::F32 => F32_PARTS,
-        KvType::F16 => F16_PARTS,
-        KvType::BF16 => BF16_PARTS,
-        KvType::Q8_0 => Q8_0_PARTS,
+        KvType::F32 => F32_FEW,
+        KvType::F16 => F16_FEW,
+        KvType::BF16 => BF16_FEW,
+        KvType::Q8_0 => Q8_0_FEW,
     }
 }
 
@@ -67,47 +79,77 @@ pub fn parts_bytes(spec: &AttentionSpec, rows: usize, context: usize) -> usize {
     if rows <= ROWS_FEW { all } else { 0 }
 }
 
-/// The launches for a bucket of `rows`: q and y `[T, heads * head_dim]`, `room` of [`parts_bytes`].
+/// Bytes of shared memory for `tile` positions: keys, or values, with rows apart so that no two lanes meet in a bank.
+fn tile_bytes(spec: &AttentionSpec, kind: KvType, tile: usize) -> usize {
+    let elements = match kind {
+        KvType::Q8_0 => spec.head_dim,
+        KvType::F16 | KvType::BF16 => 2 * spec.head_dim,
+        KvType::F32 => 4 * spec.head_dim,
+    };
+    let scales = head_bytes(kind, spec.head_dim) / PAGE - elements;
+    tile * (scales + elements + if elements.is_multiple_of(16) { 16 } else { 0 })
+}
+
+/// Positions that lie in shared memory at a time, three times: as many as leave room for a block of the kernel behind.
+fn tile(spec: &AttentionSpec, kind: KvType, limits: Limits) -> usize {
+    // What a block has besides: queries, weights, and 1 KiB of the system's.
+    let have = (limits.shared_bytes / 2).saturating_sub(10 << 10);
+    if TILES * tile_bytes(spec, kind, 64) <= have { 64 } else { PAGE }
+}
+
+/// Where attention works: parts of chunks, and counters.
+#[derive(Clone, Copy)]
+pub struct Room<'a> {
+    /// [`parts_bytes`].
+    pub parts: Span<'a>,
+    /// [`COUNTER_BYTES`].
+    pub counters: Span<'a>,
+}
+
+/// The launch for a bucket of `rows`: q and y `[T, heads * head_dim]`.
 ///
 /// # Errors
-/// Heads of more than 256 dims.
-pub fn issues<'a>(
+/// Heads of more than 256 dims, or more of them than there are counters.
+pub fn issue<'a>(
     step: Span<'a>,
     spec: &AttentionSpec,
     kind: KvType,
     pools: Pools<'a>,
     [rows, context]: [usize; 2],
-    [q, y, room]: [Span<'a>; 3],
-) -> Result<Vec<Issue<'a>>> {
+    [q, y]: [Span<'a>; 2],
+    room: Room<'a>,
+    limits: Limits,
+) -> Result<Issue<'a>> {
     if spec.head_dim > HEAD_MAX {
         return Err(Error::Refused(format!("heads of {} dims: the kernels take {HEAD_MAX}", spec.head_dim)));
     }
-    let sizes = [pools.group as usize, spec.heads, spec.kv_heads, spec.head_dim, spec.window.unwrap_or(0)];
-    let [group, heads, kv_heads, head_dim, window] = sizes.map(|size| Arg::U32(size as u32));
-    let common = |to: Span<'a>| {
-        let (scale, softcap) = (Arg::F32(spec.scale), Arg::F32(spec.softcap.unwrap_or(0.0)));
-        let [step, keys, values, q, to] = [step, pools.keys, pools.values, q, to].map(Arg::Memory);
-        vec![step, group, heads, kv_heads, head_dim, window, scale, softcap, keys, values, q, to]
-    };
-    let shape = |z: usize| Launch {
-        grid: [rows as u32, spec.heads as u32, z as u32],
-        ..Launch::new([1, 1], ATTENTION_CHUNK as u32)
-    };
-    if rows > ROWS_FEW {
-        return Ok(vec![Issue { entry: walk(kind), shape: shape(1), arguments: common(y) }]);
+    // Threads are pairs of dims.
+    let heads = (2 * ATTENTION_CHUNK / spec.head_dim).clamp(1, HEADS);
+    let blocks = spec.kv_heads * (spec.heads / spec.kv_heads).div_ceil(heads);
+    if blocks > HEAD_BLOCKS_MAX {
+        let what =
+            format!("{} heads, {} of keys: the kernels take {HEAD_BLOCKS_MAX}", spec.heads, spec.kv_heads);
+        return Err(Error::Refused(what));
     }
-    let chunks = chunks(spec, context);
-    let merge = vec![
-        Arg::Memory(step),
-        heads,
-        head_dim,
-        window,
-        Arg::U32(chunks as u32),
-        Arg::Memory(room),
-        Arg::Memory(y),
-    ];
-    Ok(vec![
-        Issue { entry: parts(kind), shape: shape(chunks), arguments: common(room) },
-        Issue { entry: MERGE, shape: shape(1), arguments: merge },
-    ])
+    let sizes = [pools.group as usize, spec.heads, spec.kv_heads, spec.head_dim, spec.window.unwrap_or(0)];
+    let mut arguments = vec![Arg::Memory(step)];
+    arguments.extend(sizes.map(|size| Arg::U32(size as u32)));
+    arguments.extend([Arg::F32(spec.scale), Arg::F32(spec.softcap.unwrap_or(0.0))]);
+    arguments.extend([pools.keys, pools.values, q, y].map(Arg::Memory));
+    let threads = ATTENTION_CHUNK as u32;
+    if rows > ROWS_FEW || spec.head_dim % 2 == 1 {
+        let shape = Launch::new([rows as u32, spec.heads as u32], threads);
+        return Ok(Issue { entry: walk(kind), shape, arguments });
+    }
+    let (chunks, tile) = (chunks(spec, context), tile(spec, kind, limits));
+    arguments.extend([Arg::U32(chunks as u32), Arg::U32(tile as u32)]);
+    arguments.extend([room.parts, room.counters].map(Arg::Memory));
+    // Two blocks for each multiprocessor at most: they take turns at what is more.
+    let side = (2 * limits.multiprocessors as usize).div_ceil(rows * blocks).clamp(1, chunks);
+    let shape = Launch {
+        grid: [rows as u32, blocks as u32, side as u32],
+        shared_bytes: (TILES * tile_bytes(spec, kind, tile)) as u32,
+        ..Launch::new([1, 1], threads)
+    };
+    Ok(Issue { entry: few(kind), shape, arguments })
 }

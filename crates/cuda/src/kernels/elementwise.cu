@@ -1,9 +1,10 @@
 // Ops that work on one element at a time. Grid: (rows of the bucket, blocks of columns); a thread is one element.
 // In place is allowed: a thread reads only what it writes.
-#include "common.cuh"
+#include "overlap.cuh"
 
-// Index of this thread's element in [rows, cols], or no element.
+// Waits for what kernels ahead write. Index of this thread's element in [rows, cols], or no element.
 static __device__ __forceinline__ bool element(const Step* step, u32 rows, u32 cols, u64* at) {
+    after_inputs();
     u32 row = blockIdx.x, col = blockIdx.y * blockDim.x + threadIdx.x;
     *at = (u64)row * cols + col;
     return row < step_rows(step, rows) && col < cols;

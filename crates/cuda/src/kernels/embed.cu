@@ -1,5 +1,5 @@
 // Rows of the embedding table. Grid: (rows of the bucket, blocks of columns); a thread is one element.
-#include "common.cuh"
+#include "overlap.cuh"
 
 // The token of a row: the host's, or one that the device sampled in the step before.
 static __device__ __forceinline__ u32 token_of(const Step* step, const u32* sampled, u32 row) {
@@ -11,6 +11,7 @@ static __device__ __forceinline__ u32 token_of(const Step* step, const u32* samp
 #define EMBED(name, type, widen)                                                                                       \
     extern "C" __global__ void name(const Step* step, const u32* sampled, const type* table, u32 vocabulary, u32 cols, \
                                     float scale, float* y) {                                                           \
+        after_inputs();                                                                                                \
         u32 row = blockIdx.x, col = blockIdx.y * blockDim.x + threadIdx.x;                                             \
         if (row >= step->tokens || col >= cols) return;                                                                \
         u32 token = token_of(step, sampled, row);                                                                      \

@@ -10,8 +10,8 @@ struct HalfWeights {
     struct Chunk {
         Words at;
     };
-    static __device__ __forceinline__ Chunk load(const u8* p) { return {load_chunk(p)}; }
-    static __device__ __forceinline__ float one(const u8* p) { return widen_f16(load_half(p)); }
+    static __device__ __forceinline__ Chunk load(const u8* p) { return {InMemory::chunk(p)}; }
+    static __device__ __forceinline__ float one(const u8* p) { return widen_f16(InMemory::half(p)); }
     static __device__ __forceinline__ float element(const Chunk& w, u32 e) {
         return widen_f16((u16)(w.at.at[e / 2] >> (e % 2 * 16)));
     }
@@ -22,8 +22,8 @@ struct BrainWeights {
     struct Chunk {
         Words at;
     };
-    static __device__ __forceinline__ Chunk load(const u8* p) { return {load_chunk(p)}; }
-    static __device__ __forceinline__ float one(const u8* p) { return widen_bf16(load_half(p)); }
+    static __device__ __forceinline__ Chunk load(const u8* p) { return {InMemory::chunk(p)}; }
+    static __device__ __forceinline__ float one(const u8* p) { return widen_bf16(InMemory::half(p)); }
     static __device__ __forceinline__ float element(const Chunk& w, u32 e) {
         return from_bits(e % 2 ? w.at.at[e / 2] & 0xFFFF0000u : w.at.at[e / 2] << 16);
     }
@@ -34,8 +34,8 @@ struct FloatWeights {
     struct Chunk {
         Words at[2];
     };
-    static __device__ __forceinline__ Chunk load(const u8* p) { return {{load_chunk(p), load_chunk(p + 16)}}; }
-    static __device__ __forceinline__ float one(const u8* p) { return from_bits(load_word(p)); }
+    static __device__ __forceinline__ Chunk load(const u8* p) { return {{InMemory::chunk(p), InMemory::chunk(p + 16)}}; }
+    static __device__ __forceinline__ float one(const u8* p) { return from_bits(InMemory::word(p)); }
     static __device__ __forceinline__ float element(const Chunk& w, u32 e) { return from_bits(w.at[e / 4].at[e % 4]); }
 };
 
@@ -60,8 +60,7 @@ static __device__ __forceinline__ void few_float_rows(const Step* step, u32 whic
 #pragma unroll
     for (u32 j = 0; j < FLOAT_AHEAD; j++)
         if (own8 + 32 * j < cols) w[j] = W::load(weights + (u64)(own8 + 32 * j) * W::BYTES);
-    wait_for_inputs();
-    let_next_begin();
+    after_inputs();
     u32 row0 = blockIdx.y * R, rows = step_rows(step, which);
     if (row0 >= rows) return;
     float s[R][8];
@@ -137,8 +136,7 @@ static __device__ __forceinline__ void few_float_rows(const Step* step, u32 whic
 template <class W>
 static __device__ __forceinline__ void many_float_rows(const Step* step, u32 which, u32 cols, const float* x,
                                                        const float* residual, const Parts& parts) {
-    wait_for_inputs();
-    let_next_begin();
+    after_inputs();
     u32 lane = threadIdx.x % 32, block = blockIdx.x, per = blockDim.x / 32 * MANY;
     Part part = part_of(parts, per, &block);
     u32 row0 = blockIdx.y * MANY, rows = step_rows(step, which), n0 = block * per + threadIdx.x / 32 * MANY;

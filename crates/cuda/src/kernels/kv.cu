@@ -52,6 +52,7 @@ static __device__ __forceinline__ void rotate_head(const Rotation& r, const floa
 // x [T, heads * head_dim] -> y. Grid: (rows of the bucket, heads).
 extern "C" __global__ void rope(const Step* step, u32 head_dim, u32 pairs, u32 style, const float* table,
                                 const float* x, float* y) {
+    after_inputs();
     u32 row = blockIdx.x;
     if (row >= step->tokens) return;
     u64 at = ((u64)row * gridDim.y + blockIdx.y) * head_dim;
@@ -74,6 +75,7 @@ static __device__ __forceinline__ u32 whole_units(u32 head_dim) { return kv_unit
 template <typename Kv>
 static __device__ __forceinline__ void store_row(const Step* step, u32 group, u32 cells, u32 head_dim, const float* k,
                                                  const float* v, u8* keys, u8* values, u64* saturated) {
+    after_inputs();
     u32 row = blockIdx.x, heads = gridDim.y, head = blockIdx.y, slot, count = 0;
     if (row >= step->tokens || step_words(step, step->kv[group].cells)[row] >= cells) return;
     const float* x = (blockIdx.z == 0 ? k : v) + ((u64)row * heads + head) * head_dim;
@@ -89,6 +91,7 @@ static __device__ __forceinline__ void rope_store_row(const Step* step, u32 grou
                                                       u32 head_dim, u32 pairs, u32 style, const float* table,
                                                       const float* q, const float* k, const float* v, float* y,
                                                       u8* keys, u8* values, u64* saturated) {
+    after_inputs();
     u32 row = blockIdx.x, head = blockIdx.y, slot, count = 0;
     if (row >= step->tokens) return;
     Rotation r = rotation(table, pairs, style, step_words(step, step->positions)[row]);

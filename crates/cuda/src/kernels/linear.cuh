@@ -16,11 +16,14 @@ struct Staged {
     u32 digit_stride; // bytes of one digit of a row
     u32 sum_stride;
     u32 scale_stride;
+    __device__ __forceinline__ u8* digit_chunk(u32 rd, u32 v, u32 c, u32 chunks) const {
+        return (u8*)digits + rd * digit_stride + (v / 8 * chunks + c) * 128 + v % 8 * 16;
+    }
 };
 
 // 16 activations: chunk c of unit v of the slab, in `rd` = row * digits + digit.
 static __device__ __forceinline__ Words staged(const Staged& x, u32 rd, u32 v, u32 c, u32 chunks) {
-    return *(const Words*)(x.digits + rd * x.digit_stride + (v / 8 * chunks + c) * 128 + v % 8 * 16);
+    return *(const Words*)x.digit_chunk(rd, v, c, chunks);
 }
 
 // `slab` is a multiple of 8.
@@ -41,8 +44,7 @@ static __device__ __forceinline__ void stage(const Staged& to, const Quantized& 
         const u8* digits = (const u8*)x.digits_of(rd % D, row) + first * unit;
         const i16* sums = x.sums_of(rd % D, row) + first * chunks;
         for (u32 i = threadIdx.x; i < count * chunks; i += blockDim.x) {
-            u32 v = i / chunks, at = (v / 8 * chunks + i % chunks) * 128 + v % 8 * 16;
-            *(Words*)(to.digits + rd * to.digit_stride + at) = *(const Words*)(digits + 16 * i);
+            *(Words*)to.digit_chunk(rd, i / chunks, i % chunks, chunks) = *(const Words*)(digits + 16 * i);
             ((i16*)to.sums)[rd * to.sum_stride + i] = sums[i];
         }
     }
@@ -54,10 +56,10 @@ static __device__ __forceinline__ void stage(const Staged& to, const Quantized& 
 }
 
 // What formats with units of 32 columns share. One of them, F, has `codes`: the unit's 32 integers, a byte each, greater by
-// LESS than the weights; `scale` and, with a minimum, `minimum`. AHEAD units are loaded before the first is used.
-template <class F, u32 CHUNKS_, u32 SECOND_, u32 THIRD_, i32 LESS, int MINIMUM, u32 AHEAD_>
+// LESS than the weights; `scale` and, with a minimum, `minimum`.
+template <class F, u32 CHUNKS_, u32 SECOND_, u32 THIRD_, i32 LESS, int MINIMUM>
 struct Units32 {
-    static constexpr u32 UNIT = 32, CHUNKS = CHUNKS_, SECOND = SECOND_, THIRD = THIRD_, AHEAD = AHEAD_, BLOCKS = 2;
+    static constexpr u32 UNIT = 32, CHUNKS = CHUNKS_, SECOND = SECOND_, THIRD = THIRD_, WARPS = 10;
     static constexpr int MINIMA = MINIMUM;
     static __device__ __forceinline__ u32 unit() { return 32; }
     static __device__ __forceinline__ u32 scale_unit() { return 32; }
@@ -110,7 +112,7 @@ static __device__ __forceinline__ void fifth_bits(u32 high, u32* q) {
 // twelve bytes of packed pairs, as in the file; F has `group`: integers [64 g, 64 g + 64), a byte each.
 template <class F, u32 CHUNKS_>
 struct UnitsK {
-    static constexpr u32 UNIT = 256, CHUNKS = CHUNKS_, SECOND = 0, THIRD = 0, AHEAD = 1, BLOCKS = 2;
+    static constexpr u32 UNIT = 256, CHUNKS = CHUNKS_, SECOND = 0, THIRD = 0, WARPS = 10;
     static constexpr int MINIMA = MINIMUM_OF_SUB_UNITS;
     static __device__ __forceinline__ u32 unit() { return 256; }
     static __device__ __forceinline__ u32 scale_unit() { return 256; }
@@ -217,8 +219,7 @@ static __device__ __forceinline__ void few_rows(const Step* step, u32 which, u32
 #pragma unroll
     for (u32 j = 0; j < F::AHEAD; j++)
         if (r + 8 * j < units) w[j] = format.load(row, r + 8 * j);
-    wait_for_inputs();
-    let_next_begin();
+    after_inputs();
     u32 row0 = blockIdx.y * R, rows = step_rows(step, which);
     if (row0 >= rows) return;
     Quantized x = {at, room, cols, format.scale_unit(), D};
@@ -261,7 +262,5 @@ static __device__ __forceinline__ void few_rows(const Step* step, u32 which, u32
 
 // All products of a format.
 #define LINEAR(name, F)                                                                                                \
-    FEW_ROWS(name, F, 1, 1)                                                                                            \
-    FEW_ROWS(name, F, 1, 2)                                                                                            \
     TILES(name, F)                                                                                                     \
     PANELS(name, F)

@@ -3,15 +3,15 @@
 //! Parts of one op that have the same form and read the same input go in one launch, three at most. There is one file of
 //! kernels per form of integer weights ([`Form`]), put together from `linear.cuh` and the form's own header in `quant/`.
 
-use ingle_graph::Rows;
 use ingle_graph::op::Elem;
 use ingle_graph::quantize::Layout;
+use ingle_graph::{Activation, Rows};
 use ingle_tensor::DType;
 
 use super::{Issue, Source, tile};
 use crate::driver::Param::{F32, Memory, U32};
 use crate::driver::{Arg, Entry, Launch, Param, Span};
-use crate::weights::{Form, Matrix, MatrixLayout};
+use crate::weights::{Form, Limits, Matrix, MatrixLayout};
 use crate::{Error, Result};
 
 const FEW: &[Param] = &[
@@ -27,6 +27,13 @@ const FEW_WIDE: &[Param] = &[
     Memory, U32, Memory, F32, Memory, //
     U32,
 ];
+const ONE: &[Param] = &[
+    Memory, U32, U32, U32, U32, // step, rows, cols, slab, stages
+    Memory, Memory, Memory, F32, Memory, U32, // quantized, x, norm, eps, residual, gated unit
+    Memory, U32, Memory, F32, Memory, // weights, rows, bias, scale, y
+    Memory, U32, Memory, F32, Memory, //
+    Memory, U32, Memory, F32, Memory,
+];
 const MANY_FLOATS: &[Param] = &[
     Memory, U32, U32, Memory, Memory, // step, rows, cols, x, residual
     Memory, U32, Memory, F32, Memory, //
@@ -34,8 +41,8 @@ const MANY_FLOATS: &[Param] = &[
     Memory, U32, Memory, F32, Memory,
 ];
 
-/// Kernels of a form of integer weights: for one row a block, with one digit and with two; then tiles, with one digit of up
-/// to 8 rows and of up to 32, with two of up to 8 and of up to 16; then panels, with one and with two.
+/// Kernels of a form of integer weights: for one row, with one digit and with two; then tiles, with one digit of up to 8 rows
+/// and of up to 32, with two of up to 8 and of up to 16; then panels, with one and with two.
 macro_rules! integers {
     ($name:literal, $struct:literal) => {
         Source {
@@ -43,15 +50,19 @@ macro_rules! integers {
             text: concat!(
                 "#include \"quant/",
                 $name,
-                ".cuh\"\n\nLINEAR(linear_",
+                ".cuh\"\n#include \"stream.cuh\"\n\nSTREAM(linear_",
+                $name,
+                ", ",
+                $struct,
+                ")\nLINEAR(linear_",
                 $name,
                 ", ",
                 $struct,
                 ")\n"
             ),
             entries: &[
-                Entry { name: concat!("linear_", $name, "_r1_d1"), params: FEW },
-                Entry { name: concat!("linear_", $name, "_r1_d2"), params: FEW },
+                Entry { name: concat!("linear_", $name, "_one_d1"), params: ONE },
+                Entry { name: concat!("linear_", $name, "_one_d2"), params: ONE },
                 Entry { name: concat!("linear_", $name, "_n1_d1"), params: FEW },
                 Entry { name: concat!("linear_", $name, "_n4_d1"), params: FEW },
                 Entry { name: concat!("linear_", $name, "_n1_d2"), params: FEW },
@@ -158,6 +169,55 @@ pub fn source(form: Form) -> &'static Source {
     }
 }
 
+/// Activations of a product.
+#[derive(Clone, Copy)]
+pub enum Input<'a> {
+    /// f32 `[room, cols]`.
+    Floats(Span<'a>),
+    /// Quantized.
+    Quantized(Span<'a>, Layout),
+    /// Quantized by the product itself, which has one row ([`streams`]).
+    Made(Made<'a>, Layout),
+}
+
+/// What a product quantizes: f32 `[1, cols]`, or its norm.
+#[derive(Clone, Copy, Debug)]
+pub struct Made<'a> {
+    /// The row.
+    pub x: Span<'a>,
+    /// Weights of the norm, f32 `[cols]`, and its epsilon.
+    pub norm: Option<(Span<'a>, f32)>,
+}
+
+impl<'a> Input<'a> {
+    fn layout(&self) -> Option<Layout> {
+        match self {
+            Self::Floats(_) => None,
+            Self::Quantized(_, layout) | Self::Made(_, layout) => Some(*layout),
+        }
+    }
+
+    /// Where they lie, or what they are made from.
+    fn span(&self) -> Span<'a> {
+        match *self {
+            Self::Floats(x) | Self::Quantized(x, _) => x,
+            Self::Made(made, _) => made.x,
+        }
+    }
+
+    fn digits(&self) -> usize {
+        self.layout().map_or(0, |layout| layout.digits)
+    }
+
+    /// Addresses by which equal inputs are known.
+    fn addresses(&self) -> [u64; 2] {
+        match self {
+            Self::Floats(x) | Self::Quantized(x, _) => [x.address(), 0],
+            Self::Made(made, _) => [made.x.address(), made.norm.map_or(0, |(weight, _)| weight.address())],
+        }
+    }
+}
+
 /// One matrix of a Linear: what it multiplies, what becomes of the sums.
 #[derive(Clone, Copy)]
 pub struct Part<'a> {
@@ -167,10 +227,8 @@ pub struct Part<'a> {
     pub scale: Option<f32>,
     /// Bias, f32 `[rows of the matrix]`.
     pub bias: Option<Span<'a>>,
-    /// Activations: f32 `[room, cols]`, or quantized.
-    pub x: Span<'a>,
-    /// How quantized activations lie; `None` for f32.
-    pub layout: Option<Layout>,
+    /// Activations.
+    pub x: Input<'a>,
     /// Added at the end, like `y`.
     pub residual: Option<Span<'a>>,
     /// Where the product goes: f32 `[room, rows of the matrix]`.
@@ -181,18 +239,24 @@ impl Part<'_> {
     /// That activations are what the matrix multiplies, in a bucket of `room` rows.
     fn check(&self, room: usize) -> Result<()> {
         let MatrixLayout { form, rows, cols, .. } = self.matrix.layout();
-        let fits = match (self.layout, self.matrix.layout().unit()) {
-            (None, None) => self.x.bytes() >= room * cols * size_of::<f32>(),
-            (Some(x), Some(unit)) => {
-                let digits = matches!(x.digits, 1 | 2);
-                (x.unit, x.cols, x.rows) == (unit, cols, room) && digits && self.x.bytes() >= x.bytes()
+        let layout = self.x.layout();
+        let known = |x: &Layout| {
+            let sizes = (x.unit, x.cols, x.rows) == (self.matrix.layout().unit().unwrap_or(0), cols, room);
+            sizes && matches!(x.digits, 1 | 2)
+        };
+        let floats = room * cols * size_of::<f32>();
+        let (bytes, fits) = match self.x {
+            Input::Floats(x) => (x.bytes(), self.matrix.layout().unit().is_none() && x.bytes() >= floats),
+            Input::Quantized(x, layout) => (x.bytes(), known(&layout) && x.bytes() >= layout.bytes()),
+            Input::Made(made, layout) => {
+                let norm = made.norm.is_none_or(|(weight, _)| weight.bytes() >= floats);
+                let streams = streams(self.matrix, room, layout.digits);
+                (made.x.bytes(), known(&layout) && streams && norm && made.x.bytes() >= floats)
             }
-            _ => false,
         };
         if fits {
             return Ok(());
         }
-        let (layout, bytes) = (self.layout, self.x.bytes());
         Err(Error::Refused(format!(
             "{layout:?} in {bytes} bytes as activations of {form:?} [{rows}, {cols}]"
         )))
@@ -202,9 +266,26 @@ impl Part<'_> {
     fn joins(&self, other: &Self) -> bool {
         let alone = self.residual.is_some() || other.residual.is_some();
         let [a, b] = [self.matrix.layout(), other.matrix.layout()];
-        let same_x = (self.x.address(), self.layout) == (other.x.address(), other.layout);
+        let same_x = (self.x.addresses(), self.x.layout()) == (other.x.addresses(), other.x.layout());
         !alone && same_x && (a.form, a.cols) == (b.form, b.cols)
     }
+}
+
+/// Whether a product with this matrix has the kernel that takes one row and can make its activations itself.
+pub fn streams(matrix: &Matrix, room: usize, digits: usize) -> bool {
+    room == 1 && digits > 0 && Stream::plan(&matrix.layout(), digits, true, matrix.limits()).is_some()
+}
+
+/// Whether a kernel may begin before the one ahead has ended. A product that makes two digits of a norm takes longer from end
+/// to end when it does, by 3 µs on an H200; why is not known.
+pub fn begins_early(entry: &Entry) -> bool {
+    !entry.name.ends_with("_one_d2")
+}
+
+/// Whether gate and up can be one launch that writes the gated unit.
+pub fn gates(gate: &Part<'_>, up: &Part<'_>, room: usize) -> bool {
+    let rows = gate.matrix.layout().rows == up.matrix.layout().rows;
+    rows && gate.joins(up) && streams(gate.matrix, room, gate.x.digits())
 }
 
 /// The launches that make these products for up to `room` rows of the step.
@@ -223,23 +304,170 @@ pub fn issues<'a>(step: Span<'a>, rows: Rows, room: usize, parts: &[Part<'a>]) -
     Ok(groups.iter().map(|group| issue(step, rows, room as u32, group)).collect())
 }
 
+/// The launch that writes act(gate) * up, both as [`gates`] says, to the y of `gate`.
+///
+/// # Errors
+/// As [`issues`].
+pub fn gated<'a>(
+    step: Span<'a>,
+    rows: Rows,
+    act: Activation,
+    [gate, up]: [&Part<'a>; 2],
+) -> Result<Issue<'a>> {
+    gate.check(1)?;
+    up.check(1)?;
+    let plan = Stream::of(gate);
+    match plan.filter(|_| gates(gate, up, 1)) {
+        Some(plan) => Ok(plan.issue(step, rows, &[gate, up], Some(act))),
+        None => Err(Error::Refused("a gated unit of products that are not of one kind".into())),
+    }
+}
+
+/// How the kernel for one row is launched (stream.cuh).
+struct Stream {
+    warps: usize,
+    /// Units of a stage, and stages of a warp.
+    slab: usize,
+    stages: usize,
+    shared_bytes: usize,
+}
+
+/// Most warps of a block, and stages of a warp (stream.cuh).
+fn warps_max(form: Form) -> usize {
+    // More would not fit into half of the shared memory, and fewer may have more registers.
+    if form == Form::Q6K { 7 } else { 10 }
+}
+const STAGES_MAX: usize = 4;
+
+/// By how many bytes a large block takes more than half of a multiprocessor's shared memory; what a block takes besides what it
+/// asks for.
+const LARGER: usize = 6 << 10;
+const OTHER: usize = 3 << 10;
+
+/// Bytes of a stage that are aimed at: four rows, whole groups of units.
+const STAGE_BYTES: usize = 4736;
+
+impl Stream {
+    fn of(part: &Part<'_>) -> Option<Self> {
+        let norm = matches!(part.x, Input::Made(Made { norm: Some(_), .. }, _));
+        Self::plan(&part.matrix.layout(), part.x.digits(), norm, part.matrix.limits())
+    }
+
+    /// As many stages as fit where the next kernel finds room for its own, too; or at all. `None` where activations do not fit.
+    /// `norm`: activations are a row's norm, for which it lies there as f32.
+    fn plan(layout: &MatrixLayout, digits: usize, norm: bool, limits: Limits) -> Option<Self> {
+        if matches!(layout.form, Form::Wide { .. }) {
+            return None;
+        }
+        let unit = layout.form.unit()?;
+        let units = layout.cols / unit;
+        let [first, second, third] = layout.form.unit_bytes();
+        let whole = |bytes: usize| bytes.next_multiple_of(16);
+        let stage = |slab: usize| 4 * (slab * first + whole(slab * second) + whole(slab * third));
+        // Stages begin at multiples of 16 bytes in every plane.
+        let step = if (second | third) & 1 == 1 { 16 } else { 8 };
+        let most = units.next_multiple_of(8);
+        let slab = (1..=most.div_ceil(step))
+            .map(|n| step * n)
+            .take_while(|&slab| slab == step || stage(slab) <= STAGE_BYTES);
+        let slab = slab.last()?;
+        let row = if norm { 4 * most * unit } else { 0 };
+        let activations = shared_bytes(layout.form, most, 1, digits).next_multiple_of(16) + row;
+        // Of two sizes of blocks, so that on each multiprocessor one of each finds room and no two of the larger: then the
+        // blocks of a kernel that begins while another runs are spread evenly. A row's norm makes it a large one.
+        let half = limits.shared_bytes / 2;
+        let (large, small) = (half + LARGER, half.saturating_sub(LARGER + OTHER));
+        let have = if norm { [large, limits.shared_bytes] } else { [small, limits.shared_bytes] };
+        have.into_iter().find_map(|have| {
+            let ring = have.saturating_sub(OTHER).checked_sub(activations)?;
+            (4..=warps_max(layout.form)).rev().find_map(|warps| {
+                let stages = (ring / (warps * stage(slab))).min(STAGES_MAX);
+                let least = if norm { large - OTHER } else { 0 };
+                let shared_bytes = (activations + warps * stages * stage(slab)).max(least);
+                (stages >= 2).then_some(Self { warps, slab, stages, shared_bytes })
+            })
+        })
+    }
+
+    fn issue<'a>(
+        &self,
+        step: Span<'a>,
+        which: Rows,
+        parts: &[&Part<'a>],
+        gated: Option<Activation>,
+    ) -> Issue<'a> {
+        let first = parts[0];
+        let MatrixLayout { form, cols, .. } = first.matrix.layout();
+        let quads = parts.iter().map(|part| part.matrix.layout().rows.div_ceil(4) as u32);
+        let turns = if gated.is_some() { quads.take(1).sum() } else { quads.sum::<u32>() };
+        let blocks = turns.min(first.matrix.limits().multiprocessors);
+        let shape = Launch {
+            shared_bytes: self.shared_bytes as u32,
+            ..Launch::new([blocks, 1], 32 * self.warps as u32)
+        };
+        let none = (Arg::Nothing, Arg::Nothing, Arg::Nothing, 0.0);
+        let (quantized, x, norm, eps) = match first.x {
+            Input::Floats(_) => none,
+            Input::Quantized(x, _) => (Arg::Memory(x), Arg::Nothing, Arg::Nothing, 0.0),
+            Input::Made(made, _) => {
+                let (norm, eps) = made.norm.map_or((Arg::Nothing, 0.0), |(w, eps)| (Arg::Memory(w), eps));
+                (Arg::Nothing, Arg::Memory(made.x), norm, eps)
+            }
+        };
+        let act = match gated {
+            None => 0,
+            Some(Activation::Silu) => 1,
+            Some(Activation::GeluTanh) => 2,
+            Some(Activation::GeluErf) => 3,
+        };
+        let mut arguments = vec![Arg::Memory(step), super::rows(which)];
+        arguments.extend([cols, self.slab, self.stages].map(|n| Arg::U32(n as u32)));
+        arguments.extend([quantized, x, norm, Arg::F32(eps), super::optional(first.residual)]);
+        arguments.extend([Arg::U32(act)]);
+        arguments.extend(parts_arguments(parts));
+        let entry = source(form).entries[first.x.digits() - 1];
+        Issue { entry, shape, arguments }
+    }
+}
+
+/// What kernels are told of the parts of a launch.
+fn parts_arguments<'a>(parts: &[&Part<'a>]) -> Vec<Arg<'a>> {
+    let one = |i: usize| match parts.get(i) {
+        Some(part) => [
+            Arg::Memory(part.matrix.span()),
+            Arg::U32(part.matrix.layout().rows as u32),
+            super::optional(part.bias),
+            Arg::F32(part.scale.unwrap_or(1.0)),
+            Arg::Memory(part.y),
+        ],
+        None => [Arg::Nothing, Arg::U32(0), Arg::Nothing, Arg::F32(1.0), Arg::Nothing],
+    };
+    (0..PARTS).flat_map(one).collect()
+}
+
 /// One launch, of parts that join.
 fn issue<'a>(step: Span<'a>, which: Rows, room: u32, parts: &[&Part<'a>]) -> Issue<'a> {
     let first = parts[0];
-    let MatrixLayout { form, cols, .. } = first.matrix.layout();
+    let layout = first.matrix.layout();
+    let MatrixLayout { form, cols, .. } = layout;
+    let digits = first.x.digits();
+    let limits = first.matrix.limits();
+    if let Some(plan) = Stream::of(first).filter(|_| room == 1 && digits > 0) {
+        return plan.issue(step, which, parts, None);
+    }
     let entries = match form {
         Form::F16 => &HALF[..],
         Form::BF16 => &BRAIN,
         Form::F32 => &SINGLE,
         _ => source(form).entries,
     };
-    let digits = first.layout.map_or(0, |layout| layout.digits);
-    if tile::serves(form, room) {
+    if tile::serves(form) && digits > 0 {
         return tile::issue(step, which, room, digits as u32, parts);
     }
     let many = digits == 0 && room >= MANY_ROWS;
-    // Rows of activations that a block takes.
-    let rows = if many { 8 } else { room.next_power_of_two().min(8) };
+    // Rows of activations that a block takes; of integer forms but one, the kernel for one row is another.
+    let least = if digits == 0 || matches!(form, Form::Wide { .. }) { 1 } else { 2 };
+    let rows = if many { 8 } else { room.next_power_of_two().clamp(least, 8) };
     let choice = rows.ilog2() as usize;
     let entry = match digits {
         0 if many => entries[4],
@@ -254,7 +482,7 @@ fn issue<'a>(step: Span<'a>, which: Rows, room: u32, parts: &[&Part<'a>]) -> Iss
     };
     let outputs = |part: &&Part<'_>| part.matrix.layout().rows as u32;
     let all: u32 = parts.iter().map(outputs).sum();
-    let threads = threads(all.div_ceil(per_warp), first.matrix.multiprocessors());
+    let threads = threads(all.div_ceil(per_warp), limits.multiprocessors);
     let blocks = parts.iter().map(|part| outputs(part).div_ceil(threads / 32 * per_warp)).sum();
     let shape = Launch { shared_bytes: shared as u32, ..Launch::new([blocks, room.div_ceil(rows)], threads) };
 
@@ -279,7 +507,8 @@ pub(super) fn arguments<'a>(
     let cols = parts[0].matrix.layout().cols as u32;
     let mut arguments = vec![Arg::Memory(step), super::rows(which)];
     arguments.extend([Arg::U32(room), Arg::U32(cols), Arg::U32(fourth)]);
-    arguments.extend(part_arguments(parts));
+    arguments.extend([Arg::Memory(parts[0].x.span()), super::optional(parts[0].residual)]);
+    arguments.extend(parts_arguments(parts));
     arguments
 }
 
@@ -287,38 +516,22 @@ pub(super) fn arguments<'a>(
 fn many_arguments<'a>(step: Span<'a>, which: Rows, parts: &[&Part<'a>]) -> Vec<Arg<'a>> {
     let cols = parts[0].matrix.layout().cols as u32;
     let mut arguments = vec![Arg::Memory(step), super::rows(which), Arg::U32(cols)];
-    arguments.extend(part_arguments(parts));
+    arguments.extend([Arg::Memory(parts[0].x.span()), super::optional(parts[0].residual)]);
+    arguments.extend(parts_arguments(parts));
     arguments
 }
 
-/// Activations, residual, and what kernels are told of each part.
-fn part_arguments<'a>(parts: &[&Part<'a>]) -> Vec<Arg<'a>> {
-    let mut arguments = vec![Arg::Memory(parts[0].x), super::optional(parts[0].residual)];
-    for i in 0..PARTS {
-        arguments.extend(match parts.get(i) {
-            Some(part) => [
-                Arg::Memory(part.matrix.span()),
-                Arg::U32(part.matrix.layout().rows as u32),
-                super::optional(part.bias),
-                Arg::F32(part.scale.unwrap_or(1.0)),
-                Arg::Memory(part.y),
-            ],
-            None => [Arg::Nothing, Arg::U32(0), Arg::Nothing, Arg::F32(1.0), Arg::Nothing],
-        });
-    }
-    arguments
-}
-
-/// Name of the path that products of this type of weights take with these activations, in a bucket of `room` rows.
-pub fn path(dtype: DType, elem: Elem, room: usize) -> String {
+/// Name of the path that products of this type of weights take with these activations, in a bucket of `room` rows; `streams`
+/// as [`streams`] says.
+pub fn path(dtype: DType, elem: Elem, room: usize, streams: bool) -> String {
     let digits = elem.digits().map(|(_, digits)| digits);
     let form = Form::of(dtype, digits.is_some());
     let how = match (digits, form) {
         (None, _) if room >= MANY_ROWS as usize => "f32x32.many",
         (None, _) => "f32x32.few",
+        (Some(_), _) if streams => "int.stream",
         (Some(_), Form::Wide { .. }) => "int.dp2a",
-        (Some(_), form) if tile::serves(form, room as u32) => "int.mma",
-        (Some(_), _) => "int.dp4a",
+        (Some(_), _) => "int.mma",
     };
     format!("linear.{how}.cuda")
 }

@@ -5,82 +5,81 @@
 // chunk c + 1 of any. So eight lanes that own a unit each read neighbouring chunks. Further planes hold what is smaller than
 // a chunk, unit by unit, each row at a multiple of 16 bytes.
 #pragma once
+#include "copies.cuh"
 #include "quantize.cuh"
 
-struct alignas(16) Words {
-    u32 at[4];
-};
 struct alignas(8) Pair {
     u32 at[2];
 };
 
-// ---- Loads of weights, which nobody writes: chunks are not kept in the first cache, since each is read once.
+// ---- Loads of weights.
 
-static __device__ __forceinline__ Words load_chunk(const u8* p) {
-    Words w;
+// In device memory, where nobody writes them: chunks are not kept in the first cache, since each is read once.
+struct InMemory {
 #ifndef INGLE_HOST
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(w.at[0]), "=r"(w.at[1]), "=r"(w.at[2]), "=r"(w.at[3])
-        : "l"(p));
+    static __device__ __forceinline__ Words chunk(const u8* p) {
+        Words w;
+        asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+            : "=r"(w.at[0]), "=r"(w.at[1]), "=r"(w.at[2]), "=r"(w.at[3])
+            : "l"(p));
+        return w;
+    }
+    static __device__ __forceinline__ Pair pair(const u8* p) {
+        Pair w;
+        asm("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(w.at[0]), "=r"(w.at[1]) : "l"(p));
+        return w;
+    }
+    static __device__ __forceinline__ u32 word(const u8* p) {
+        u32 w;
+        asm("ld.global.nc.u32 %0, [%1];" : "=r"(w) : "l"(p));
+        return w;
+    }
+    static __device__ __forceinline__ u16 half(const u8* p) {
+        u16 w;
+        asm("ld.global.nc.u16 %0, [%1];" : "=h"(w) : "l"(p));
+        return w;
+    }
+    static __device__ __forceinline__ u8 byte(const u8* p) {
+        u32 w;
+        asm("ld.global.nc.u8 %0, [%1];" : "=r"(w) : "l"(p));
+        return (u8)w;
+    }
 #else
-    w = *(const Words*)p;
+    static Words chunk(const u8* p) { return *(const Words*)p; }
+    static Pair pair(const u8* p) { return *(const Pair*)p; }
+    static u32 word(const u8* p) { return *(const u32*)p; }
+    static u16 half(const u8* p) { return *(const u16*)p; }
+    static u8 byte(const u8* p) { return *p; }
 #endif
-    return w;
-}
+};
 
-static __device__ __forceinline__ Pair load_pair(const u8* p) {
-    Pair w;
-#ifndef INGLE_HOST
-    asm("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(w.at[0]), "=r"(w.at[1]) : "l"(p));
-#else
-    w = *(const Pair*)p;
-#endif
-    return w;
-}
-
-static __device__ __forceinline__ u32 load_word(const u8* p) {
-#ifndef INGLE_HOST
-    u32 w;
-    asm("ld.global.nc.u32 %0, [%1];" : "=r"(w) : "l"(p));
-    return w;
-#else
-    return *(const u32*)p;
-#endif
-}
-
-static __device__ __forceinline__ u16 load_half(const u8* p) {
-#ifndef INGLE_HOST
-    u16 w;
-    asm("ld.global.nc.u16 %0, [%1];" : "=h"(w) : "l"(p));
-    return w;
-#else
-    return *(const u16*)p;
-#endif
-}
-
-static __device__ __forceinline__ u8 load_byte(const u8* p) {
-#ifndef INGLE_HOST
-    u32 w;
-    asm("ld.global.nc.u8 %0, [%1];" : "=r"(w) : "l"(p));
-    return (u8)w;
-#else
-    return *p;
-#endif
-}
+// In shared memory.
+struct InShared {
+    static __device__ __forceinline__ Words chunk(const u8* p) { return *(const Words*)p; }
+    static __device__ __forceinline__ Pair pair(const u8* p) { return *(const Pair*)p; }
+    static __device__ __forceinline__ u32 word(const u8* p) { return *(const u32*)p; }
+    static __device__ __forceinline__ u16 half(const u8* p) { return *(const u16*)p; }
+    static __device__ __forceinline__ u8 byte(const u8* p) { return *p; }
+};
 
 // ---- Rows and units.
 
 static __device__ __forceinline__ u64 up256(u64 n) { return (n + 255) / 256 * 256; }
 static __device__ __forceinline__ u32 up16(u32 n) { return (n + 15) / 16 * 16; }
 
-// Row n of a matrix.
-struct WeightRow {
+// A row of a matrix, or as many of its units from a group's first on as lie somewhere.
+template <class Where>
+struct RowOf : Where {
     const u8* chunks;
     const u8* second;
     const u8* third;
     u32 units;
+    __device__ __forceinline__ RowOf(const u8* chunks, const u8* second, const u8* third, u32 units)
+        : chunks(chunks), second(second), third(third), units(units) {}
 };
+typedef RowOf<InMemory> WeightRow;
 
+// Row n of a matrix.
 static __device__ __forceinline__ WeightRow weight_row(const u8* matrix, u32 rows, u32 units, u32 n, u32 chunks,
                                                        u32 second_bytes, u32 third_bytes) {
     u64 first = (u64)units * chunks * 16, second = up16(units * second_bytes), third = up16(units * third_bytes);
@@ -89,13 +88,15 @@ static __device__ __forceinline__ WeightRow weight_row(const u8* matrix, u32 row
 }
 
 // Chunks of one unit: the first, and the bytes to the next.
+template <class Where>
 struct UnitChunks {
     const u8* first;
     u32 pitch;
-    __device__ __forceinline__ Words load(u32 c) const { return load_chunk(first + c * pitch); }
+    __device__ __forceinline__ Words load(u32 c) const { return Where::chunk(first + c * pitch); }
 };
 
-static __device__ __forceinline__ UnitChunks unit_chunks(const WeightRow& row, u32 u, u32 chunks) {
+template <class Where>
+static __device__ __forceinline__ UnitChunks<Where> unit_chunks(const RowOf<Where>& row, u32 u, u32 chunks) {
     u32 group = u / 8, left = row.units - group * 8, pitch = (left < 8 ? left : 8) * 16;
     return {row.chunks + (u64)group * chunks * 128 + u % 8 * 16, pitch};
 }

@@ -1,11 +1,12 @@
 // Root-mean-square norm. Grid: (rows of the bucket, groups of a row); a block normalizes one group.
-#include "common.cuh"
+#include "overlap.cuh"
 
 // x [rows, groups * group], weight [group] -> y. blockDim.x is 256, or a smaller power of two that is no less than
 // `group`: accumulators that no element reaches are +0 and change no sum of squares.
 extern "C" __global__ void rms_norm(const Step* step, u32 rows, u32 group, float eps, const float* x,
                                     const float* weight, float* y) {
     __shared__ float shared[256];
+    after_inputs();
     u32 row = blockIdx.x;
     if (row >= step_rows(step, rows)) return;
     u64 at = ((u64)row * gridDim.y + blockIdx.y) * group;
@@ -20,6 +21,7 @@ extern "C" __global__ void rms_norm(const Step* step, u32 rows, u32 group, float
 // Grid: (rows of the bucket, spans); a block finds one.
 extern "C" __global__ void peaks(const Step* step, u32 rows, u32 cols, u32 span, const float* x, float* y) {
     __shared__ float shared[32];
+    after_inputs();
     u32 row = blockIdx.x, first = blockIdx.y * span;
     if (row >= step_rows(step, rows)) return;
     u32 end = first + span < cols ? first + span : cols;

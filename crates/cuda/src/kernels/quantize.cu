@@ -4,8 +4,7 @@
 // x [rows, cols] -> quantized. Grid: (rows of the bucket, blocks of 1024 columns); a warp takes 256 columns.
 extern "C" __global__ void quantize(const Step* step, u32 rows, u32 room, u32 cols, const float* x,
                                     QUANTIZED_OUTPUTS) {
-    wait_for_inputs();
-    let_next_begin();
+    after_inputs();
     u32 row = blockIdx.x;
     if (row >= step_rows(step, rows)) return;
     const float* from = x + (u64)row * cols;
@@ -18,8 +17,7 @@ extern "C" __global__ void quantize(const Step* step, u32 rows, u32 room, u32 co
 extern "C" __global__ void norm_quantize(const Step* step, u32 rows, u32 room, u32 cols, float eps, const float* x,
                                          const float* weight, float* y, QUANTIZED_OUTPUTS) {
     __shared__ float shared[256];
-    wait_for_inputs();
-    let_next_begin();
+    after_inputs();
     u32 row = blockIdx.x;
     if (row >= step_rows(step, rows)) return;
     const float* from = x + (u64)row * cols;
@@ -40,8 +38,7 @@ extern "C" __global__ void norm_quantize(const Step* step, u32 rows, u32 room, u
 #define GATED(name, act)                                                                                               \
     extern "C" __global__ void name(const Step* step, u32 rows, u32 room, u32 cols, const float* gate,                 \
                                     const float* up, float* y, QUANTIZED_OUTPUTS) {                                    \
-        wait_for_inputs();                                                                                             \
-        let_next_begin();                                                                                              \
+        after_inputs();                                                                                                \
         u32 row = blockIdx.x;                                                                                          \
         if (row >= step_rows(step, rows)) return;                                                                      \
         u64 at = (u64)row * cols;                                                                                      \

@@ -28,6 +28,10 @@ struct Quantized {
         u8* section = scale_section() + (u64)rows * up64(4 * units());
         return (i16*)(section + (u64)(digit * rows + row) * up64(2 * ((cols + SUM - 1) / SUM)));
     }
+    // Where quantize256 puts digits from a column on, and their scale and sum.
+    __device__ __forceinline__ i8* digits_at(u32 digit, u32 row, u32 col) const { return digits_of(digit, row) + col; }
+    __device__ __forceinline__ float* scale_at(u32 row, u32 col) const { return scales_of(row) + col / unit; }
+    __device__ __forceinline__ i16* sum_at(u32 digit, u32 row, u32 col) const { return sums_of(digit, row) + col / SUM; }
 };
 
 // The four outputs a kernel may be told of: an address and unit | digits << 16 each.
@@ -54,14 +58,15 @@ static __device__ __forceinline__ u32 packed(const i32* q) {
 }
 
 // One digit of eight elements and their part of a sum, from column `col` on.
-static __device__ __forceinline__ void store_digit(const Quantized& to, u32 digit, u32 row, u32 col, const i32* q) {
+template <class To>
+static __device__ __forceinline__ void store_digit(const To& to, u32 digit, u32 row, u32 col, const i32* q) {
     i32 sum = 0;
 #pragma unroll
     for (u32 e = 0; e < 8; e++) sum += q[e];
     sum += __shfl_xor_sync(FULL, sum, 1);
     if (col >= to.cols) return;
-    if (col % SUM == 0) to.sums_of(digit, row)[col / SUM] = (i16)sum;
-    i8* digits = to.digits_of(digit, row) + col;
+    if (col % SUM == 0) *to.sum_at(digit, row, col) = (i16)sum;
+    i8* digits = to.digits_at(digit, row, col);
     if (col + 8 <= to.cols) {
         ((u32*)digits)[0] = packed(q);
         ((u32*)digits)[1] = packed(q + 4);
@@ -74,8 +79,8 @@ static __device__ __forceinline__ void store_digit(const Quantized& to, u32 digi
 
 // Quantizes 256 columns of a row: all lanes of a warp come here together, a lane with the eight columns from `col` on,
 // a multiple of 8 that is col / 8 = lane modulo 32. Columns beyond the row are given as 0.
-static __device__ __forceinline__ void quantize256(const Quantized& to, u32 row, u32 col, const float* x) {
-    if (!to.at) return;
+template <class To>
+static __device__ __forceinline__ void quantize256(const To& to, u32 row, u32 col, const float* x) {
     // Of magnitudes the order of bits is the order of values, infinities and NaN above all.
     u32 most = 0;
 #pragma unroll
@@ -86,7 +91,7 @@ static __device__ __forceinline__ void quantize256(const Quantized& to, u32 row,
     float a = from_bits(most), limit = to.digits == 1 ? 127.0f : 16256.0f;
     float r = zero ? 0.0f : quotient(limit, a);
     if (col % to.unit == 0 && col < to.cols)
-        to.scales_of(row)[col / to.unit] = !finite ? NOT_A_NUMBER : zero ? 0.0f : quotient(a, limit);
+        *to.scale_at(row, col) = !finite ? NOT_A_NUMBER : zero ? 0.0f : quotient(a, limit);
     i32 q[8];
 #pragma unroll
     for (u32 e = 0; e < 8; e++) q[e] = zero ? 0 : __float2int_rz(rintf(mul(x[e], r)));
@@ -107,7 +112,8 @@ static __device__ __forceinline__ void quantize256(const Quantized& to, u32 row,
 
 static __device__ __forceinline__ void quantize256(const Outputs& outputs, u32 row, u32 col, const float* x) {
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) quantize256(outputs.to[i], row, col, x);
+    for (u32 i = 0; i < 4; i++)
+        if (outputs.to[i].at) quantize256(outputs.to[i], row, col, x);
 }
 
 // Quantizes a row that value(col) gives; threads of whole warps, this one being `thread` of `threads`.

@@ -1,4 +1,4 @@
-// Integer products on tensor cores, and copies into shared memory that run beside other work.
+// Integer products on tensor cores.
 //
 // Lane 4 g + t of a warp holds, of a 16 x 32 operand `a`, bytes [4 t, 4 t + 4) and [16 + 4 t, 20 + 4 t) of rows g and g + 8
 // (a[0] and a[2] of row g, a[1] and a[3] of row g + 8), of an operand `b` with 8 columns the same bytes of column g, and of
@@ -29,19 +29,6 @@ static __device__ __forceinline__ void multiply(i32* d, const u32* a, const u32*
 #endif
 }
 
-// An address in shared memory, which takes 32 bits.
-#ifndef INGLE_HOST
-typedef u32 SharedAt;
-static __device__ __forceinline__ SharedAt shared_at(const void* p) {
-    u64 at;
-    asm("cvta.to.shared.u64 %0, %1;" : "=l"(at) : "l"(p));
-    return (u32)at;
-}
-#else
-typedef u8* SharedAt;
-static inline SharedAt shared_at(const void* p) { return (u8*)p; }
-#endif
-
 // Two operands `b` out of shared memory: each is 32 bytes of eight rows, `pitch` apart, from `first` on and from `next` bytes
 // further on.
 static __device__ __forceinline__ void load_columns(SharedAt first, u32 next, u32 pitch, u32* b) {
@@ -56,37 +43,5 @@ static __device__ __forceinline__ void load_columns(SharedAt first, u32 next, u3
     SharedAt row = first + lane / 4 * pitch + lane % 4 * 4;
     b[0] = *(const u32*)row, b[1] = *(const u32*)(row + 16);
     b[2] = *(const u32*)(row + next), b[3] = *(const u32*)(row + next + 16);
-#endif
-}
-
-// Begins to copy 4, 8 or 16 bytes into shared memory.
-template <u32 BYTES>
-static __device__ __forceinline__ void copy_piece(SharedAt to, const u8* from) {
-#ifndef INGLE_HOST
-    if (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
-#else
-    begin_copy(to, from, BYTES);
-#endif
-}
-
-// Copies begun since the last such end are a group.
-static __device__ __forceinline__ void end_group() {
-#ifndef INGLE_HOST
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#else
-    end_copies();
-#endif
-}
-
-// Waits for all groups of this thread but the `last` (three at most).
-static __device__ __forceinline__ void wait_for_groups(u32 last) {
-#ifndef INGLE_HOST
-    if (last == 0) asm volatile("cp.async.wait_group 0;" ::: "memory");
-    else if (last == 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
-    else if (last == 2) asm volatile("cp.async.wait_group 2;" ::: "memory");
-    else asm volatile("cp.async.wait_group 3;" ::: "memory");
-#else
-    wait_for_copies(last);
 #endif
 }

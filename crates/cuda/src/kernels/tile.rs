@@ -23,8 +23,8 @@ const PANEL_COLS: u32 = 512;
 const PANEL_SLOTS: u32 = 2;
 
 /// Whether products with this form have tiles.
-pub(super) fn serves(form: Form, room: u32) -> bool {
-    room > 1 && form.unit().is_some() && !matches!(form, Form::Wide { .. })
+pub(super) fn serves(form: Form) -> bool {
+    form.unit().is_some() && !matches!(form, Form::Wide { .. })
 }
 
 /// How a launch is cut.
@@ -113,9 +113,10 @@ pub(super) fn issue<'a>(
     let matrix: &Matrix = parts[0].matrix;
     let form = matrix.layout().form;
     let outputs = || parts.iter().map(|part| part.matrix.layout().rows as u32);
-    let (multiprocessors, most) = (matrix.multiprocessors(), matrix.shared_bytes_max());
+    let limits = matrix.limits();
+    let (multiprocessors, most) = (limits.multiprocessors, limits.shared_bytes as u32);
     let entries = source(form).entries;
-    let n = panel_n(digits, matrix.capability().0);
+    let n = panel_n(digits, limits.capability.0);
     let (count, bytes) =
         (outputs().map(|rows| rows.div_ceil(PANEL_ROWS)).sum(), panel_bytes(form, digits, n));
     if panels(room, n, count, bytes, multiprocessors, most) {

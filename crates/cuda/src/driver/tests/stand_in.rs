@@ -188,6 +188,7 @@ fn shared_memory_is_that_of_the_device() {
     let most = context.device().shared_bytes_max as u32;
     assert!(function.allow_shared(most + 1).is_err());
     function.allow_shared(most).expect("the device has as much");
+    function.allow_shared(64 << 10).expect("it has more");
     launch(most).expect("it was asked for");
     assert_eq!(function.blocks_per_multiprocessor(256, 0).expect("told"), 8);
     assert_eq!(function.blocks_per_multiprocessor(256, most).expect("told"), 1);

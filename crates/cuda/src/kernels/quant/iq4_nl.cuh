@@ -3,14 +3,15 @@
 #include "linear.cuh"
 #include "quant/iq4_levels.cuh"
 
-struct Iq4Nl : Units32<Iq4Nl, 1, 2, 0, 0, NO_MINIMUM, 8> {
+struct Iq4Nl : Units32<Iq4Nl, 1, 2, 0, 0, NO_MINIMUM> {
     struct Unit {
         Words codes;
         u16 d;
     };
-    static __device__ __forceinline__ Unit load(const WeightRow& row, u32 u) {
-        UnitChunks chunks = unit_chunks(row, u, 1);
-        return {chunks.load(0), load_half(row.second + 2 * u)};
+    template <class Row>
+    static __device__ __forceinline__ Unit load(const Row& row, u32 u) {
+        auto chunks = unit_chunks(row, u, 1);
+        return {chunks.load(0), row.half(row.second + 2 * u)};
     }
     static __device__ __forceinline__ void codes(const Unit& w, u32* q) {
 #pragma unroll

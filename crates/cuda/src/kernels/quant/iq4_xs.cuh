@@ -4,7 +4,7 @@
 #include "quant/iq4_levels.cuh"
 
 struct Iq4Xs {
-    static constexpr u32 UNIT = 256, CHUNKS = 8, SECOND = 8, THIRD = 0, AHEAD = 1, BLOCKS = 1;
+    static constexpr u32 UNIT = 256, CHUNKS = 8, SECOND = 8, THIRD = 0, WARPS = 10;
     static constexpr int MINIMA = NO_MINIMUM;
     static __device__ __forceinline__ u32 unit() { return 256; }
     static __device__ __forceinline__ u32 scale_unit() { return 256; }
@@ -13,12 +13,13 @@ struct Iq4Xs {
         Words codes[8];
         Pair header;
     };
-    static __device__ __forceinline__ Unit load(const WeightRow& row, u32 u) {
-        UnitChunks chunks = unit_chunks(row, u, 8);
+    template <class Row>
+    static __device__ __forceinline__ Unit load(const Row& row, u32 u) {
+        auto chunks = unit_chunks(row, u, 8);
         Unit w;
 #pragma unroll
         for (u32 c = 0; c < 8; c++) w.codes[c] = chunks.load(c);
-        w.header = load_pair(row.second + 8 * u);
+        w.header = row.pair(row.second + 8 * u);
         return w;
     }
     // The scale of values [32 j, 32 j + 32): -32 to 31.

@@ -5,14 +5,15 @@
 // Twice what the codes stand for (ingle_tensor::quant::mxfp4::LEVELS), four bytes a word. The scale is half of 2^(e - 127).
 #define FP4_LEVELS 0x03020100u, 0x0C080604u, 0xFDFEFF00u, 0xF4F8FAFCu
 
-struct Mxfp4 : Units32<Mxfp4, 1, 1, 0, 0, NO_MINIMUM, 8> {
+struct Mxfp4 : Units32<Mxfp4, 1, 1, 0, 0, NO_MINIMUM> {
     struct Unit {
         Words codes;
         u8 e;
     };
-    static __device__ __forceinline__ Unit load(const WeightRow& row, u32 u) {
-        UnitChunks chunks = unit_chunks(row, u, 1);
-        return {chunks.load(0), load_byte(row.second + u)};
+    template <class Row>
+    static __device__ __forceinline__ Unit load(const Row& row, u32 u) {
+        auto chunks = unit_chunks(row, u, 1);
+        return {chunks.load(0), row.byte(row.second + u)};
     }
     static __device__ __forceinline__ void codes(const Unit& w, u32* q) {
 #pragma unroll

@@ -2,14 +2,15 @@
 #pragma once
 #include "linear.cuh"
 
-struct Q4_0 : Units32<Q4_0, 1, 2, 0, 8, NO_MINIMUM, 8> {
+struct Q4_0 : Units32<Q4_0, 1, 2, 0, 8, NO_MINIMUM> {
     struct Unit {
         Words codes;
         u16 d;
     };
-    static __device__ __forceinline__ Unit load(const WeightRow& row, u32 u) {
-        UnitChunks chunks = unit_chunks(row, u, 1);
-        return {chunks.load(0), load_half(row.second + 2 * u)};
+    template <class Row>
+    static __device__ __forceinline__ Unit load(const Row& row, u32 u) {
+        auto chunks = unit_chunks(row, u, 1);
+        return {chunks.load(0), row.half(row.second + 2 * u)};
     }
     static __device__ __forceinline__ void codes(const Unit& w, u32* q) {
         four_bits(w.codes, q);

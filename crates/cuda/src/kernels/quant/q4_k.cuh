@@ -7,8 +7,9 @@ struct Q4K : UnitsK<Q4K, 9> {
         Words header;
         Words codes[8];
     };
-    static __device__ __forceinline__ Unit load(const WeightRow& row, u32 u) {
-        UnitChunks chunks = unit_chunks(row, u, 9);
+    template <class Row>
+    static __device__ __forceinline__ Unit load(const Row& row, u32 u) {
+        auto chunks = unit_chunks(row, u, 9);
         Unit w;
         w.header = chunks.load(0);
 #pragma unroll

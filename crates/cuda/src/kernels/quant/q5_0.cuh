@@ -2,15 +2,16 @@
 #pragma once
 #include "linear.cuh"
 
-struct Q5_0 : Units32<Q5_0, 1, 4, 2, 16, NO_MINIMUM, 8> {
+struct Q5_0 : Units32<Q5_0, 1, 4, 2, 16, NO_MINIMUM> {
     struct Unit {
         Words codes;
         u32 high;
         u16 d;
     };
-    static __device__ __forceinline__ Unit load(const WeightRow& row, u32 u) {
-        UnitChunks chunks = unit_chunks(row, u, 1);
-        return {chunks.load(0), load_word(row.second + 4 * u), load_half(row.third + 2 * u)};
+    template <class Row>
+    static __device__ __forceinline__ Unit load(const Row& row, u32 u) {
+        auto chunks = unit_chunks(row, u, 1);
+        return {chunks.load(0), row.word(row.second + 4 * u), row.half(row.third + 2 * u)};
     }
     static __device__ __forceinline__ void codes(const Unit& w, u32* q) {
         four_bits(w.codes, q);

@@ -2,14 +2,15 @@
 #pragma once
 #include "linear.cuh"
 
-struct Q5_1 : Units32<Q5_1, 1, 8, 0, 0, MINIMUM_OF_UNIT, 8> {
+struct Q5_1 : Units32<Q5_1, 1, 8, 0, 0, MINIMUM_OF_UNIT> {
     struct Unit {
         Words codes;
         Pair high_and_scales;
     };
-    static __device__ __forceinline__ Unit load(const WeightRow& row, u32 u) {
-        UnitChunks chunks = unit_chunks(row, u, 1);
-        return {chunks.load(0), load_pair(row.second + 8 * u)};
+    template <class Row>
+    static __device__ __forceinline__ Unit load(const Row& row, u32 u) {
+        auto chunks = unit_chunks(row, u, 1);
+        return {chunks.load(0), row.pair(row.second + 8 * u)};
     }
     static __device__ __forceinline__ void codes(const Unit& w, u32* q) {
         four_bits(w.codes, q);

@@ -8,8 +8,9 @@ struct Q5K : UnitsK<Q5K, 11> {
         Words high[2];
         Words codes[8];
     };
-    static __device__ __forceinline__ Unit load(const WeightRow& row, u32 u) {
-        UnitChunks chunks = unit_chunks(row, u, 11);
+    template <class Row>
+    static __device__ __forceinline__ Unit load(const Row& row, u32 u) {
+        auto chunks = unit_chunks(row, u, 11);
         Unit w;
         w.header = chunks.load(0);
 #pragma unroll

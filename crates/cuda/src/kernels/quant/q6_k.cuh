@@ -3,7 +3,7 @@
 #include "linear.cuh"
 
 struct Q6K {
-    static constexpr u32 UNIT = 256, CHUNKS = 13, SECOND = 2, THIRD = 0, AHEAD = 1, BLOCKS = 2;
+    static constexpr u32 UNIT = 256, CHUNKS = 13, SECOND = 2, THIRD = 0, WARPS = 7;
     static constexpr int MINIMA = NO_MINIMUM;
     static __device__ __forceinline__ u32 unit() { return 256; }
     static __device__ __forceinline__ u32 scale_unit() { return 256; }
@@ -14,15 +14,16 @@ struct Q6K {
         Words scales;
         u16 d;
     };
-    static __device__ __forceinline__ Unit load(const WeightRow& row, u32 u) {
-        UnitChunks chunks = unit_chunks(row, u, 13);
+    template <class Row>
+    static __device__ __forceinline__ Unit load(const Row& row, u32 u) {
+        auto chunks = unit_chunks(row, u, 13);
         Unit w;
 #pragma unroll
         for (u32 c = 0; c < 8; c++) w.low[c] = chunks.load(c);
 #pragma unroll
         for (u32 c = 0; c < 4; c++) w.high[c] = chunks.load(8 + c);
         w.scales = chunks.load(12);
-        w.d = load_half(row.second + 2 * u);
+        w.d = row.half(row.second + 2 * u);
         return w;
     }
     // Run j of 16 codes, 0 to 63: of the 128 in its half, run 2 r + h has its low bits in chunk 2 (r % 2) + h, the low

@@ -2,14 +2,15 @@
 #pragma once
 #include "linear.cuh"
 
-struct Q8_0 : Units32<Q8_0, 2, 2, 0, 0, NO_MINIMUM, 4> {
+struct Q8_0 : Units32<Q8_0, 2, 2, 0, 0, NO_MINIMUM> {
     struct Unit {
         Words codes[2];
         u16 d;
     };
-    static __device__ __forceinline__ Unit load(const WeightRow& row, u32 u) {
-        UnitChunks chunks = unit_chunks(row, u, 2);
-        return {{chunks.load(0), chunks.load(1)}, load_half(row.second + 2 * u)};
+    template <class Row>
+    static __device__ __forceinline__ Unit load(const Row& row, u32 u) {
+        auto chunks = unit_chunks(row, u, 2);
+        return {{chunks.load(0), chunks.load(1)}, row.half(row.second + 2 * u)};
     }
     static __device__ __forceinline__ void codes(const Unit& w, u32* q) {
 #pragma unroll

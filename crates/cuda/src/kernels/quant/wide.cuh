@@ -13,11 +13,11 @@ struct Wide {
     // Only units of 256 columns have minima.
     __device__ __forceinline__ u32 chunks() const { return weight_chunks() + (has_minima() ? 2 : 0); }
     struct Unit {
-        UnitChunks chunks;
+        UnitChunks<InMemory> chunks;
         Pair scales;
     };
     __device__ __forceinline__ Unit load(const WeightRow& row, u32 u) const {
-        return {unit_chunks(row, u, chunks()), load_pair(row.second + 8 * u)};
+        return {unit_chunks(row, u, chunks()), row.pair(row.second + 8 * u)};
     }
     template <int R, int D>
     __device__ __forceinline__ void accumulate(const Unit& w, const Staged& x, u32 v, float* acc) const {

@@ -1,0 +1,132 @@
+//! Quantized rows that no kernel makes for itself: where all that read one are products with one row, each of them
+//! quantizes it ([`linear::streams`]), and a norm before it too. That saves a kernel, and a round trip through memory.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use ingle_graph::{Bucket, Op, Slot, Step};
+
+use crate::driver::Span;
+use crate::kernels::linear::Made;
+
+/// What products make for themselves, in the order of a program's steps.
+pub(crate) struct Rows<'a> {
+    /// By step: its result is left to its readers.
+    left: Vec<bool>,
+    /// Where each quantized value that is left comes from, by its offset in the arena.
+    made: RefCell<BTreeMap<usize, Made<'a>>>,
+    /// Where in the scratch the next row lies that waits for its readers.
+    kept: Cell<usize>,
+}
+
+/// Bytes of the arena that a value takes; none outside it.
+fn bytes(slot: &Slot, bucket: &Bucket) -> Range<usize> {
+    match *slot {
+        Slot::Arena { offset, ty } => offset..offset + ty.bytes(bucket.rows(ty.rows)),
+        Slot::Output { .. } => 0..0,
+    }
+}
+
+fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+/// Whether the products that read a step's result can make it: `streams(step, part)` says which can.
+fn is_left(steps: &[&Step], at: usize, bucket: &Bucket, streams: &dyn Fn(&Step, usize) -> bool) -> bool {
+    let step = steps[at];
+    // What its readers read in its place must still be there.
+    let source = match &step.op {
+        Op::RmsNorm { group, .. } if *group == step.inputs[0].ty().cols => {
+            Some(bytes(&step.inputs[0], bucket))
+        }
+        Op::Quantize { .. } => Some(bytes(&step.inputs[0], bucket)),
+        Op::Attention { .. } | Op::Linear { gated: Some(_), .. } => None,
+        _ => return false,
+    };
+    if matches!(source, Some(ref source) if source.is_empty()) {
+        return false;
+    }
+    step.outputs.iter().all(|slot| {
+        let (ty, own) = (slot.ty(), bytes(slot, bucket));
+        if ty.elem.digits().is_none() || bucket.rows(ty.rows) != 1 || own.is_empty() {
+            return false;
+        }
+        let mut readers = 0;
+        let mut source_is_there = true;
+        for reader in &steps[at + 1..] {
+            let writes = |of: &Range<usize>| reader.outputs.iter().any(|o| overlap(&bytes(o, bucket), of));
+            let reads =
+                reader.inputs.iter().enumerate().filter(|(_, input)| overlap(&bytes(input, bucket), &own));
+            for (input, read) in reads {
+                let Op::Linear { parts, .. } = &reader.op else { return false };
+                let all = (0..parts.len()).filter(|&part| parts[part].input == input);
+                let mut parts = all.clone();
+                source_is_there &= source.as_ref().is_none_or(|source| !writes(source));
+                if read != slot
+                    || !source_is_there
+                    || parts.next().is_none()
+                    || !all.clone().all(|p| streams(reader, p))
+                {
+                    return false;
+                }
+                readers += 1;
+            }
+            source_is_there &= source.as_ref().is_none_or(|source| !writes(source));
+            if writes(&own) {
+                break;
+            }
+        }
+        readers > 0
+    })
+}
+
+impl<'a> Rows<'a> {
+    /// Of a program's steps; rows that wait for their readers lie from byte `kept` of the scratch on.
+    pub(crate) fn new(
+        steps: &[&Step],
+        bucket: &Bucket,
+        streams: &dyn Fn(&Step, usize) -> bool,
+        kept: usize,
+    ) -> Self {
+        let left = (0..steps.len()).map(|at| is_left(steps, at, bucket, streams)).collect();
+        Self { left, made: RefCell::default(), kept: Cell::new(kept) }
+    }
+
+    /// Whether a step's result is left to its readers.
+    pub(crate) fn left(&self, at: usize) -> bool {
+        self.left[at]
+    }
+
+    /// A value's readers take this in its place.
+    pub(crate) fn leave(&self, slots: &[Slot], from: Made<'a>) {
+        for slot in slots {
+            if let Slot::Arena { offset, .. } = *slot {
+                self.made.borrow_mut().insert(offset, from);
+            }
+        }
+    }
+
+    /// A step writes these values.
+    pub(crate) fn written(&self, slots: &[Slot], bucket: &Bucket) {
+        let all: Vec<Range<usize>> = slots.iter().map(|slot| bytes(slot, bucket)).collect();
+        self.made.borrow_mut().retain(|offset, _| !all.iter().any(|range| range.contains(offset)));
+    }
+
+    /// What a reader of a value takes in its place.
+    pub(crate) fn of(&self, slot: &Slot) -> Option<Made<'a>> {
+        match slot {
+            Slot::Arena { offset, ty } if ty.elem.digits().is_some() => {
+                self.made.borrow().get(offset).copied()
+            }
+            _ => None,
+        }
+    }
+
+    /// Memory for a row that waits for its readers.
+    pub(crate) fn keep(&self, spare: Span<'a>, bytes: usize) -> crate::Result<Span<'a>> {
+        let span = spare.part(self.kept.get(), bytes)?;
+        self.kept.set(self.kept.get() + bytes);
+        Ok(span)
+    }
+}
