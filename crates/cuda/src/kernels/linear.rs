@@ -334,8 +334,12 @@ struct Stream {
 
 /// Most warps of a block, and stages of a warp (stream.cuh).
 fn warps_max(form: Form) -> usize {
-    // More would not fit into half of the shared memory, and fewer may have more registers.
-    if form == Form::Q6K { 7 } else { 10 }
+    // As many as fit into half of the shared memory (Q6_K), with as many registers as they need.
+    match form {
+        Form::Q6K => 7,
+        Form::Q5K | Form::IQ4XS => 8,
+        _ => 10,
+    }
 }
 const STAGES_MAX: usize = 4;
 

@@ -4,7 +4,7 @@
 #include "quant/iq4_levels.cuh"
 
 struct Iq4Xs {
-    static constexpr u32 UNIT = 256, CHUNKS = 8, SECOND = 8, THIRD = 0, WARPS = 10;
+    static constexpr u32 UNIT = 256, CHUNKS = 8, SECOND = 8, THIRD = 0, WARPS = 8;
     static constexpr int MINIMA = NO_MINIMUM;
     static __device__ __forceinline__ u32 unit() { return 256; }
     static __device__ __forceinline__ u32 scale_unit() { return 256; }

@@ -3,6 +3,7 @@
 #include "linear.cuh"
 
 struct Q5K : UnitsK<Q5K, 11> {
+    static constexpr u32 WARPS = 8;
     struct Unit {
         Words header;
         Words high[2];
