@@ -26,8 +26,8 @@ static __device__ __forceinline__ u32 less(u32 word) {
 // Four products of `codes`, bytes less `zero`, with a factor of at most 8 bits, as digits: 64 * high + low / 4, signed and
 // unsigned bytes. Sixteen bits hold four times a product, and 2^15 to make it positive.
 static __device__ __forceinline__ void digits_of_products(u32 codes, i32 zero, i32 factor, u32* high, u32* low) {
-    u32 four = 4 * (u32)factor, offset = (32768u - (u32)zero * four) * 0x10001u;
-    u32 even = (codes & 0x00FF00FFu) * four + offset, odd = (codes >> 8 & 0x00FF00FFu) * four + offset;
+    u32 four = 4 * (u32)factor, offset = 0x80008000u - (u32)zero * 0x10001u * four;
+    u32 even = (codes & 0x00FF00FFu) * four + offset, odd = __byte_perm(codes, 0, 0x4341) * four + offset;
     *low = __byte_perm(even, odd, 0x6240);
     *high = __byte_perm(even, odd, 0x7351) ^ 0x80808080u;
 }

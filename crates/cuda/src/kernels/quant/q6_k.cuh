@@ -81,8 +81,8 @@ struct Q6K {
         for (u32 j = 0; j < 16; j++) {
             u32 half = j / 8, r = j % 8 / 2, h = j % 2;
             u32 four = row.word(4 * half + 2 * (r % 2) + h, t) >> (r / 2 * 4);
-            u32 two = row.word(8 + 2 * half + h, t) >> (2 * r);
-            u32 codes = (four & 0x0F0F0F0Fu) | (two & 0x03030303u) << 4;
+            u32 two = row.word(8 + 2 * half + h, t);
+            u32 codes = (four & 0x0F0F0F0Fu) | ((r < 2 ? two << (4 - 2 * r) : two >> (2 * r - 4)) & 0x30303030u);
             digits_of_products(codes, 32, signed_byte(scales.at[j / 4], j % 4), &high[j], &low[j]);
         }
     }
