@@ -164,14 +164,12 @@ static __device__ __forceinline__ float most_of(const float* warps) {
 // Most heads of a block: as many as its threads have pairs of dims for (attention.rs).
 #define HEADS 4u
 
-// The first position that this step writes, of the sequence that a row belongs to.
-static __device__ __forceinline__ u32 first_new(const Step* step, u32 row) {
-    const u32* sequences = step_words(step, step->sequence_of);
-    const u32* positions = step_words(step, step->positions);
-    u32 first = positions[row], own = sequences[row];
-    for (u32 other = 0; other < step->tokens; other++)
-        if (sequences[other] == own && positions[other] < first) first = positions[other];
-    return first;
+// Whether this step writes to a page.
+static __device__ __forceinline__ bool is_written(const Step* step, const Layer& layer, u32 page) {
+    const u32* cells = step_words(step, step->kv[layer.group].cells);
+    for (u32 row = 0; row < step->tokens; row++)
+        if (cells[row] / PAGE == page) return true;
+    return false;
 }
 
 // What other blocks wrote in this launch, past the first cache.
@@ -200,15 +198,19 @@ struct Count {
     static constexpr u32 COUNT = N;
 };
 
-// Copies rows [from, end) of what belongs to positions [first, first + tile), `tile` of them at `to`: elements row by row,
+// Which pages: those that this step writes to, the others, or both.
+enum Pages { ALL, WRITTEN, UNWRITTEN };
+
+// Copies rows [from, end), as far as they lie in such pages, of what belongs to positions [first, first + tile), `tile` of them at `to`: elements row by row,
 // `pitch` bytes apart, then the scales. `first` is a multiple of PAGE; `pages` are those of the chunk it lies in.
 template <typename Kv>
 static __device__ __forceinline__ void copy_rows(u8* to, const u8* pool, const Layer& layer, const u32* pages,
-                                                 u32 kv_head, u32 tile, u32 pitch, u32 first, u32 from, u32 end) {
+                                                 const bool* written, Pages which, u32 kv_head, u32 tile, u32 pitch, u32 first, u32 from, u32 end) {
     u32 bytes = Kv::row_bytes(layer.head_dim), scales = Kv::scale_bytes(layer.head_dim), block = Kv::head_bytes(layer.head_dim);
     u32 pieces = bytes / 16, row0 = threadIdx.x / (pieces ? pieces : 1), piece = threadIdx.x - row0 * pieces;
     u32 rows = blockDim.x / (pieces ? pieces : 1);
     for (u32 page = from / PAGE; page * PAGE < end; page++) {
+        if (which != ALL && written[page % (CHUNK / PAGE)] != (which == WRITTEN)) continue;
         const u8* source = pool + ((u64)pages[page % (CHUNK / PAGE)] * layer.kv_heads + kv_head) * block;
         u32 low = from > page * PAGE ? from - page * PAGE : 0, high = end < (page + 1) * PAGE ? end - page * PAGE : PAGE;
         u8* place = to + (page * PAGE - first) * pitch;
@@ -242,12 +244,13 @@ static __device__ __forceinline__ void few(const Step* step, const Layer& layer,
     float* own = (float*)queries;
     __shared__ float most[HEADS][CHUNK / 32], sums[HEADS];
     __shared__ u32 pages[CHUNK / PAGE], ended;
+    __shared__ bool written[CHUNK / PAGE];
     u32 row = blockIdx.x, i = threadIdx.x, lane = i % 32, warp = i / 32, head_dim = layer.head_dim;
     u32 pairs = head_dim / 2, side = CHUNK / pairs < HEADS ? CHUNK / pairs : HEADS, group = layer.heads / layer.kv_heads;
     u32 per = (group + side - 1) / side, kv_head = blockIdx.y / per, first_of = blockIdx.y % per * side;
     u32 head0 = kv_head * group + first_of, heads = group - first_of < side ? group - first_of : side;
     let_next_begin();
-    // The step's data is written by no kernel, and neither are pages of positions below the first new one of a sequence.
+    // The step's data is written by no kernel, and neither are pages that no row of the step has its cell in.
     if (row >= step->tokens) {
         wait_for_inputs();
         return;
@@ -258,7 +261,6 @@ static __device__ __forceinline__ void few(const Step* step, const Layer& layer,
         wait_for_inputs();
         return;
     }
-    u32 fresh_from = first_new(step, row);
     u32 bytes = Kv::row_bytes(head_dim), pitch = bytes % 16 ? bytes : bytes + 16;
     u32 tile_bytes = tile * (pitch + Kv::scale_bytes(head_dim));
     // Item 2 n of a chunk are the keys of its nth tile, for as many as there are, then come the values.
@@ -269,20 +271,21 @@ static __device__ __forceinline__ void few(const Step* step, const Layer& layer,
         end = query.to < chunk + CHUNK ? query.to : chunk + CHUNK;
         first = begin - begin % tile;
         n = (end - first + tile - 1) / tile;
-        if (i < CHUNK / PAGE && i <= (end - 1) / PAGE - chunk / PAGE) pages[i] = query.table[(chunk / PAGE + i) % query.stride];
+        if (i < CHUNK / PAGE && i <= (end - 1) / PAGE - chunk / PAGE) {
+            pages[i] = query.table[(chunk / PAGE + i) % query.stride];
+            written[i] = is_written(step, layer, pages[i]);
+        }
         __syncthreads();
     };
-    // The part of an item's rows that is below `limit`, or not.
-    auto copy = [&](u32 item, u32 low, u32 high) {
+    // Copies what of an item lies in such pages.
+    auto copy = [&](u32 item, Pages which) {
         u32 from = first + item % n * tile, to = from + tile < end ? from + tile : end, start = from > begin ? from : begin;
-        start = start > low ? start : low;
-        to = to < high ? to : high;
-        if (item < 2 * n && start < to)
-            copy_rows<Kv>(tiles + item % TILES * tile_bytes, item < n ? layer.keys : layer.values, layer, pages, kv_head,
-                          tile, pitch, from, start, to);
+        if (item < 2 * n)
+            copy_rows<Kv>(tiles + item % TILES * tile_bytes, item < n ? layer.keys : layer.values, layer, pages, written,
+                          which, kv_head, tile, pitch, from, start, to);
     };
     open(blockIdx.z);
-    for (u32 item = 0; item < TILES; item++) copy(item, 0, fresh_from);
+    for (u32 item = 0; item < TILES; item++) copy(item, UNWRITTEN);
     wait_for_inputs();
     u64 at = ((u64)row * layer.heads + head0) * head_dim;
     for (u32 d = i; d < heads * head_dim; d += blockDim.x) own[d / head_dim * CHUNK + d % head_dim] = q[at + d];
@@ -291,7 +294,7 @@ static __device__ __forceinline__ void few(const Step* step, const Layer& layer,
     bool works = h < heads;
     for (u32 c = blockIdx.z; c < count; c += gridDim.z) {
         if (c != blockIdx.z) open(c);
-        for (u32 item = 0; item < TILES; item++) copy(item, c == blockIdx.z ? fresh_from : 0, end);
+        for (u32 item = 0; item < TILES; item++) copy(item, c == blockIdx.z ? WRITTEN : ALL);
         end_group();
         u32 chunk = (chunk0 + c) * CHUNK;
         float o[2] = {0.0f, 0.0f};
@@ -365,7 +368,7 @@ static __device__ __forceinline__ void few(const Step* step, const Layer& layer,
                 while (j < stop) add_some(Count<1>());
             }
             if (item + TILES < 2 * n) __syncthreads();
-            copy(item + TILES, 0, end);
+            copy(item + TILES, ALL);
             end_group();
         }
         __syncthreads();
