@@ -82,6 +82,11 @@ pub fn bench(flags: &Bench) -> Result<()> {
     let works: Vec<Work> = tests.iter().map(|test| test.work(&mut engine)).collect::<Result<_>>()?;
     let shares = shares(&*engine.runner().prepare(Bucket::holding(1, 1, 1))?);
     let peak_memory_bytes = sys::peak_memory_bytes();
+    for path in engine.runner().backend().paths() {
+        if let Some(why) = path.declined_graph() {
+            term::say(&format!("note: {} is not used: {why}", path.path));
+        }
+    }
     drop(engine);
     let threads = session::threads(&flags.device);
     let step_bytes = works.iter().map(|work| work.step_bytes).fold(0.0, f64::max);

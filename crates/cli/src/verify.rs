@@ -107,18 +107,24 @@ fn devices(flags: &Verify, checkpoint: &Arc<Checkpoint>) -> Result<()> {
     let open: [&mut Open<'_>; 2] = [&mut first, &mut second];
     let parity = parity::devices(checkpoint, PlanOptions::default(), generated, open, &mut watch);
     counter.finish_and_clear();
-    let Parity { steps, tensors, values, first } = parity?;
+    let Parity { steps, tensors, values, first, replays, declined } = parity?;
+    // Without replays, eager execution would have been compared with itself.
+    let idle = flags.replay && (replays == 0 || !declined.is_empty());
     let mut out = stdout().lock();
     if flags.json {
         let first = first.as_ref().map(|first| {
             let bits = first.values.map(f32::to_bits);
             json!({ "tensor": first.tensor, "position": first.position, "column": first.column, "bits": bits })
         });
-        let report = json!({ "ok": first.is_none(), "contract": ingle_graph::CONTRACT_VERSION, "steps": steps,
-            "tensors": tensors, "values": values, "first": first });
+        let report = json!({ "ok": first.is_none() && !idle, "contract": ingle_graph::CONTRACT_VERSION, "steps": steps,
+            "tensors": tensors, "values": values, "replays": replays, "declined": declined, "first": first });
         writeln!(out, "{report}")?;
     } else {
-        writeln!(out, "{steps} steps, {tensors} tensors, {values} values compared as bits, in exact mode")?;
+        let of_graphs = if flags.replay { format!("; {replays} replays of graphs") } else { String::new() };
+        writeln!(
+            out,
+            "{steps} steps, {tensors} tensors, {values} values compared as bits, in exact mode{of_graphs}"
+        )?;
         if let Some(Difference { tensor, position, column, values: [a, b] }) = &first {
             writeln!(
                 out,
@@ -132,6 +138,10 @@ fn devices(flags: &Verify, checkpoint: &Arc<Checkpoint>) -> Result<()> {
         }
     }
     match first {
+        None if idle => {
+            let why = if declined.is_empty() { "no step had a graph".into() } else { declined.join("; ") };
+            Err(Error::Refused(format!("no replay was compared with eager execution: {why}")))
+        }
         None => Ok(()),
         Some(_) => Err(Error::Differs { failed: 1, made: tensors }),
     }

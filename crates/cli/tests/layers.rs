@@ -183,6 +183,7 @@ fn verify_compares_a_split_model() {
         let report: Value = serde_json::from_slice(&output.stdout).expect(&said);
         assert_eq!((&report["ok"], &report["first"]), (&true.into(), &Value::Null), "{report}");
         assert!(report["values"].as_u64().unwrap() > 10_000, "{report}");
+        assert_eq!(report["replays"].as_u64().unwrap(), 4, "{report}");
         assert!(said.contains("note: 1 of 6 layers are on the GPU ("), "{said}");
     }
 }

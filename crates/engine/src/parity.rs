@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use ingle_graph::backend::PathCount;
 use ingle_graph::{Numerics, PlanOptions};
 use ingle_models::Model;
 use ingle_tensor::Checkpoint;
@@ -43,6 +44,25 @@ pub struct Parity {
     pub values: u64,
     /// The first difference, in order of computation.
     pub first: Option<Difference>,
+    /// Replays of graphs on the second device.
+    pub replays: u64,
+    /// Graphs of steps that add one token that the second device did not use, and why.
+    pub declined: Vec<String>,
+}
+
+impl Parity {
+    /// Counts what became of the second device's graphs.
+    fn count_graphs(&mut self, paths: Vec<PathCount>) {
+        for path in paths {
+            match path.declined_graph() {
+                Some(why) => self.declined.push(format!("{}: {why}", path.path)),
+                None if path.path.starts_with("graph.") && path.declined.is_none() => {
+                    self.replays += path.count
+                }
+                None => {}
+            }
+        }
+    }
 }
 
 /// Runs a prompt in chunks and `generated` greedy tokens on two devices, and compares hidden states and logits of every
@@ -80,7 +100,7 @@ pub fn devices(
     let mut feeds = [Feed::new(&mut first, tokens.clone()), Feed::new(&mut second, tokens)];
     let mut parity = Parity::default();
     let mut done = 0;
-    while done < total {
+    'steps: while done < total {
         let to = if done < prompt { prompt.min(done + CHUNK) } else { done + 1 };
         for feed in &mut feeds {
             feed.run(done, to)?;
@@ -100,7 +120,7 @@ pub fn devices(
                 let (position, column) = (done + at / cols, at % cols);
                 let values = [want[at], got[at]];
                 parity.first = Some(Difference { tensor: name, position, column, values });
-                return Ok(parity);
+                break 'steps;
             }
         }
         if to >= prompt {
@@ -111,5 +131,7 @@ pub fn devices(
         done = to;
         watch(done as u64, total as u64);
     }
+    drop(feeds);
+    parity.count_graphs(second.backend().paths());
     Ok(parity)
 }

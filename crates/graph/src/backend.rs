@@ -236,6 +236,12 @@ pub struct PathCount {
 impl PathCount {
     /// Of the keys and values that were too large for their type and became its largest: no path, but counted like one.
     pub const SATURATED: &str = "kv.saturated";
+
+    /// Why the graph of a step that adds one token to each sequence is not used: `graph.t4s4r4`, a segment's number behind.
+    pub fn declined_graph(&self) -> Option<&str> {
+        let (t, rest) = self.path.strip_prefix("graph.t")?.split_once('s')?;
+        self.declined.as_deref().filter(|_| rest.split('.').next() == Some(&format!("{t}r{t}")))
+    }
 }
 
 /// A device that runs programs.

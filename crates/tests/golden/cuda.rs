@@ -35,6 +35,22 @@ fn a_model_has_the_bits_of_the_cpu() {
     let parity = parity.expect("both run");
     assert_eq!(parity.first, None, "{parity:?}");
     assert!(parity.steps > 3 && parity.values > 100_000, "{parity:?}");
+    assert_eq!((parity.replays, &parity.declined), (3, &Vec::new()), "{parity:?}");
+}
+
+/// Where graphs are compared with eager execution, one that was not used is told: nothing would have been compared.
+#[test]
+fn a_graph_that_is_not_used_is_told_to_who_compares() {
+    let Some(device) = StandIn::new("a comparison without graphs") else { return };
+    let checkpoint =
+        Arc::new(Checkpoint::open(&fixture("gguf/llama-s1/model-legacy.gguf")).expect("a fixture"));
+    device.fail("end", 0, 901);
+    let devices: [&mut Open<'_>; 2] =
+        [&mut |_| Ok(Box::new(open(&device, true))), &mut |_| Ok(Box::new(open(&device, false)))];
+    let parity = parity::devices(&checkpoint, PlanOptions::default(), 2, devices, &mut |_, _| ());
+    let parity = parity.expect("both run");
+    assert_eq!((parity.first, parity.replays), (None, 0));
+    assert!(parity.declined[0].starts_with("graph.t1s1r1: cuStreamEndCapture"), "{:?}", parity.declined);
 }
 
 /// Logits, as bits, of a prompt for each of three sequences and of decoding them: one, then two, then three together, over
