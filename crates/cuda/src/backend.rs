@@ -190,8 +190,8 @@ pub(crate) struct Ready {
     pub(crate) outputs: Vec<Buffer>,
     /// Results on the host, by output.
     read: Vec<Vec<f32>>,
-    /// By output: what it is copied through, where another device wants it in every step.
-    through: Vec<Option<Pinned>>,
+    /// By output: what it is copied through. A copy to other memory goes through the driver's, several times as slow.
+    through: Vec<Pinned>,
     layout: StepLayout,
     brought: Vec<Brought>,
     device: Buffer,
@@ -435,9 +435,7 @@ impl Cuda {
             (0..BLOBS).map(|_| Ok((Pinned::new(&self.context, bytes)?, Event::new(&self.context, false)?)));
         let blobs = blobs.collect::<Result<Vec<_>>>()?;
         let read = program.outputs.iter().map(|o| vec![0.0; bucket.rows(o.ty.rows) * o.ty.cols]).collect();
-        let through = program.outputs.iter().zip(&outputs).map(|(output, buffer)| {
-            output.is_carried().then(|| Pinned::new(&self.context, buffer.all().bytes())).transpose()
-        });
+        let through = outputs.iter().map(|buffer| Pinned::new(&self.context, buffer.all().bytes()));
         let through = through.collect::<Result<_>>()?;
         let state = State::Eager("not captured yet".into());
         let mut ready = Ready {
@@ -493,20 +491,10 @@ impl Cuda {
         let values = if of.ty.rows == Rows::T { t } else { r } * of.ty.cols;
         let from = buffer.span(0, values * size_of::<f32>())?;
         let to = &mut ready.read[output][..values];
-        let put = |to: &mut [f32], bytes: &[u8]| {
-            to.iter_mut().zip(bytes.as_chunks().0).for_each(|(to, &bytes)| *to = f32::from_ne_bytes(bytes));
-        };
-        match &mut ready.through[output] {
-            Some(pinned) => {
-                self.stream.download(pinned, 0, from)?;
-                put(to, pinned.bytes()?);
-            }
-            None => {
-                let mut bytes = vec![0u8; from.bytes()];
-                self.stream.read(&mut bytes, from)?;
-                put(to, &bytes);
-            }
-        }
+        let through = &mut ready.through[output];
+        self.stream.download(through, 0, from)?;
+        let bytes = &through.bytes()?[..values * size_of::<f32>()];
+        to.iter_mut().zip(bytes.as_chunks().0).for_each(|(to, &bytes)| *to = f32::from_ne_bytes(bytes));
         Ok(to)
     }
 }
