@@ -1,5 +1,5 @@
 //! Compiles every CUDA kernel for every architecture, without a GPU, and checks what came out: parameters as declared, no
-//! register spilled to memory, and nothing flushed or approximated, which the numeric contract forbids.
+//! register spilled to memory, no array there, and nothing flushed or approximated, which the numeric contract forbids.
 
 use std::io::Write as _;
 use std::process::{Command, ExitCode};
@@ -17,6 +17,8 @@ struct Report {
     registers: usize,
     /// Stores and loads of spilled registers.
     spill_bytes: usize,
+    /// A thread's memory outside of registers.
+    local_bytes: usize,
 }
 
 /// `kernels [ARCH...]`: all of [`ARCHS`], or those that are named.
@@ -129,6 +131,10 @@ fn check(source: &Source, made: &Compiled, reports: &[Report]) -> Vec<String> {
     for report in reports.iter().filter(|report| report.spill_bytes > 0) {
         problems.push(format!("{} spills {} bytes of registers", report.kernel, report.spill_bytes));
     }
+    // An array whose index the compiler does not know lies in memory, and costs several times its loads.
+    for report in reports.iter().filter(|report| report.local_bytes > 0 && report.spill_bytes == 0) {
+        problems.push(format!("{} keeps {} bytes of arrays in memory", report.kernel, report.local_bytes));
+    }
     for (n, line) in made.ptx.lines().enumerate() {
         if let Some(mark) = [".ftz", ".approx"].iter().find(|mark| line.contains(*mark)) {
             problems.push(format!("{mark} in line {} of its PTX: {}", n + 1, line.trim()));
@@ -169,13 +175,16 @@ fn reports(log: &str) -> Vec<Report> {
     for line in log.lines() {
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {
             let kernel = rest.split('\'').next().unwrap_or_default().to_string();
-            found.push(Report { kernel, registers: 0, spill_bytes: 0 });
+            found.push(Report { kernel, registers: 0, spill_bytes: 0, local_bytes: 0 });
         }
         let Some(report) = found.last_mut() else { continue };
         if let (Some(stores), Some(loads)) =
             (before(line, " bytes spill stores"), before(line, " bytes spill loads"))
         {
             report.spill_bytes = stores + loads;
+        }
+        if let Some(bytes) = before(line, " bytes stack frame") {
+            report.local_bytes = bytes;
         }
         if let Some(registers) = before(line, " registers") {
             report.registers = registers;
@@ -230,8 +239,8 @@ ptxas info    : Used 19 registers, used 0 barriers
         assert_eq!(
             reports(LOG),
             [
-                Report { kernel: "b".into(), registers: 255, spill_bytes: 28 },
-                Report { kernel: "a".into(), registers: 19, spill_bytes: 0 },
+                Report { kernel: "b".into(), registers: 255, spill_bytes: 28, local_bytes: 0 },
+                Report { kernel: "a".into(), registers: 19, spill_bytes: 0, local_bytes: 0 },
             ]
         );
         assert_eq!(problems(PTX, LOG), ["b spills 28 bytes of registers"]);
@@ -251,6 +260,9 @@ ptxas info    : Used 19 registers, used 0 barriers
             let found = problems(&PTX.replace(from, to), &sound);
             assert!(found.iter().any(|problem| problem.starts_with(want)), "{want}: {found:?}");
         }
+        let array = sound.replace("0 bytes stack frame", "128 bytes stack frame");
+        let found = ["b keeps 128 bytes of arrays in memory", "a keeps 128 bytes of arrays in memory"];
+        assert_eq!(problems(PTX, &array), found);
         assert!(problems(PTX, "").contains(&"a: the compiler says nothing of its registers".to_string()));
     }
 }
