@@ -261,8 +261,16 @@ static __device__ __forceinline__ void stream_row(const Step* step, u32 which, u
     }
 }
 
+// Blocks that a multiprocessor's registers are to leave room for: one of the next kernel. From 10.0 on they are too few for
+// that.
+#if !defined(INGLE_HOST) && __CUDA_ARCH__ >= 1000
+#define BESIDE 1
+#else
+#define BESIDE 2
+#endif
+
 #define STREAM_ROW(name, F, D)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(32 * F::WARPS, 2)                                                     \
+    extern "C" __global__ void __launch_bounds__(32 * F::WARPS, BESIDE)                                                \
         name##_one_d##D(const Step* step, u32 which, u32 cols, u32 slab, u32 stages, u8* quantized, const float* x,    \
                         const float* norm, float eps, const float* residual, u32 act, PARTS) {                         \
         stream_row<F, D>(step, which, cols, slab, stages, {quantized, x, norm, eps}, residual, act, PARTS_ARGUMENT,    \
