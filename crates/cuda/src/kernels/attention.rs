@@ -42,7 +42,7 @@ const TILES: usize = 3;
 /// Blocks of heads at most.
 const HEAD_BLOCKS_MAX: usize = 1024;
 
-/// Bytes of the counters that [`issues`] is given: zeros, and so they stay.
+/// Bytes of the counters that [`issue`] is given: zeros, and so they stay.
 pub const COUNTER_BYTES: usize = ROWS_FEW * HEAD_BLOCKS_MAX * size_of::<u32>();
 
 /// Largest head.
