@@ -1,5 +1,6 @@
 //! Quantized rows that no kernel makes for itself: where all that read one are products with one row, each of them
-//! quantizes it ([`crate::kernels::linear::streams`]), and a norm before it too. That saves a kernel, and a round trip through memory.
+//! quantizes it ([`crate::kernels::linear::streams`]), and a norm before it too. That saves a kernel, and a round trip through
+//! memory.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -201,11 +201,13 @@ struct Count {
 // Which pages: those that this step writes to, the others, or both.
 enum Pages { ALL, WRITTEN, UNWRITTEN };
 
-// Copies rows [from, end), as far as they lie in such pages, of what belongs to positions [first, first + tile), `tile` of them at `to`: elements row by row,
-// `pitch` bytes apart, then the scales. `first` is a multiple of PAGE; `pages` are those of the chunk it lies in.
+// Copies rows [from, end), as far as they lie in such pages, of what belongs to positions [first, first + tile), `tile` of
+// them at `to`: elements row by row, `pitch` bytes apart, then the scales. `first` is a multiple of PAGE; `pages` are those of
+// the chunk it lies in.
 template <typename Kv>
 static __device__ __forceinline__ void copy_rows(u8* to, const u8* pool, const Layer& layer, const u32* pages,
-                                                 const bool* written, Pages which, u32 kv_head, u32 tile, u32 pitch, u32 first, u32 from, u32 end) {
+                                                 const bool* written, Pages which, u32 kv_head, u32 tile, u32 pitch,
+                                                 u32 first, u32 from, u32 end) {
     u32 bytes = Kv::row_bytes(layer.head_dim), scales = Kv::scale_bytes(layer.head_dim), block = Kv::head_bytes(layer.head_dim);
     u32 pieces = bytes / 16, row0 = threadIdx.x / (pieces ? pieces : 1), piece = threadIdx.x - row0 * pieces;
     u32 rows = blockDim.x / (pieces ? pieces : 1);
@@ -230,7 +232,8 @@ static __device__ __forceinline__ void copy_rows(u8* to, const u8* pool, const L
 
 // q -> y. Grid: (rows of the bucket, blocks of heads of all key-value heads, at most as many as there are chunks);
 // a block takes every gridDim.z-th chunk. Of several chunks, m, l and o go to `parts` [rows][heads][chunks][2 + head_dim],
-// and the block that ends last merges them. Heads have an even number of dims; `counters` [rows][gridDim.y] are 0 before and after.
+// and the block that ends last merges them; `counters` [rows][gridDim.y] are 0 before and after. Heads have an even number
+// of dims.
 //
 // Keys and values pass through shared memory, `tile` positions at a time: 64, or 32 where they are large. Those of
 // earlier steps are asked for before the kernels ahead have ended.

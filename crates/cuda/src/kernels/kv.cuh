@@ -28,8 +28,9 @@ static __device__ __forceinline__ u16 saturated_bf16(float x, u32* count) {
     return (u16)((b & 0x8000) | 0x7F7F);
 }
 
-// A head's block in a page: rows of elements, position by position, then their scales. Writes element `d` of a head at `slot`. All 32 lanes of a warp come here together, with the elements of one
-// unit, `d` from `head_dim` on where the head has ended. `head` is the head's block in the page.
+// A head's block in a page: rows of elements, position by position, then their scales. `store` writes element `d` of a head at
+// `slot`: all 32 lanes of a warp come here together, with the elements of one unit, `d` from `head_dim` on where the head has
+// ended. `head` is the head's block in the page.
 struct KvF32 {
     static __device__ __forceinline__ u32 row_bytes(u32 head_dim) { return 4 * head_dim; }
     static __device__ __forceinline__ u32 scale_bytes(u32) { return 0; }
