@@ -44,6 +44,7 @@ struct KvF32 {
 };
 
 struct KvF16 {
+    static __device__ __forceinline__ float widen(u16 h) { return widen_f16(h); }
     static __device__ __forceinline__ u32 row_bytes(u32 head_dim) { return 2 * head_dim; }
     static __device__ __forceinline__ u32 scale_bytes(u32) { return 0; }
     static __device__ __forceinline__ u64 head_bytes(u32 head_dim) { return 2ull * PAGE * head_dim; }
@@ -56,6 +57,7 @@ struct KvF16 {
 };
 
 struct KvBf16 {
+    static __device__ __forceinline__ float widen(u16 h) { return widen_bf16(h); }
     static __device__ __forceinline__ u32 row_bytes(u32 head_dim) { return 2 * head_dim; }
     static __device__ __forceinline__ u32 scale_bytes(u32) { return 0; }
     static __device__ __forceinline__ u64 head_bytes(u32 head_dim) { return 2ull * PAGE * head_dim; }
@@ -121,23 +123,15 @@ static __device__ __forceinline__ void load16(KvF32, const KvRow& row, u32 d, fl
     }
 }
 
-static __device__ __forceinline__ void load16(KvF16, const KvRow& row, u32 d, float* x) {
+// Of two bytes each.
+template <typename Kv>
+static __device__ __forceinline__ void load16(Kv, const KvRow& row, u32 d, float* x) {
     const Words* from = (const Words*)((const u16*)row.elements + d);
 #pragma unroll
     for (u32 c = 0; c < 2; c++) {
         Words w = from[c];
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) x[8 * c + i] = widen_f16((u16)(w.at[i / 2] >> (i % 2 * 16)));
-    }
-}
-
-static __device__ __forceinline__ void load16(KvBf16, const KvRow& row, u32 d, float* x) {
-    const Words* from = (const Words*)((const u16*)row.elements + d);
-#pragma unroll
-    for (u32 c = 0; c < 2; c++) {
-        Words w = from[c];
-#pragma unroll
-        for (u32 i = 0; i < 8; i++) x[8 * c + i] = widen_bf16((u16)(w.at[i / 2] >> (i % 2 * 16)));
+        for (u32 i = 0; i < 8; i++) x[8 * c + i] = Kv::widen((u16)(w.at[i / 2] >> (i % 2 * 16)));
     }
 }
 

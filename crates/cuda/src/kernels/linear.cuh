@@ -252,15 +252,7 @@ static __device__ __forceinline__ void few_rows(const Step* step, u32 which, u32
     if (r < R && row0 + r < rows && own < part.rows) finish(part, residual, row0 + r, n, sum);
 }
 
-// F::BLOCKS blocks of one row fit on a multiprocessor, as far as registers go.
-#define FEW_ROWS(name, F, R, D)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(256, R == 1 ? F::BLOCKS : 1)                                          \
-        name##_r##R##_d##D(const Step* step, u32 which, u32 room, u32 cols, u32 slab, u8* x, const float* residual,    \
-                           PARTS) {                                                                                    \
-        few_rows<F, R, D>(step, which, room, cols, slab, x, residual, PARTS_ARGUMENT, F());                            \
-    }
-
-// All products of a format.
+// Products of several rows with a format.
 #define LINEAR(name, F)                                                                                                \
     TILES(name, F)                                                                                                     \
     PANELS(name, F)

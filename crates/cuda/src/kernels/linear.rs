@@ -332,7 +332,7 @@ struct Stream {
     shared_bytes: usize,
 }
 
-/// Most warps of a block, and stages of a warp (stream.cuh).
+/// Most warps of a block (stream.cuh).
 fn warps_max(form: Form) -> usize {
     // As many as fit into half of the shared memory (Q6_K), with as many registers as they need.
     match form {
@@ -341,6 +341,8 @@ fn warps_max(form: Form) -> usize {
         _ => 10,
     }
 }
+
+/// Most stages of a warp (stream.cuh).
 const STAGES_MAX: usize = 4;
 
 /// By how many bytes a large block takes more than half of a multiprocessor's shared memory; what a block takes besides what it
@@ -550,9 +552,8 @@ fn slab(form: Form, cols: usize, rows: usize, digits: usize) -> usize {
     let (round, all, one) = match (digits, form.unit()) {
         (0, _) | (_, None) => (128, cols, rows * size_of::<f32>()),
         (_, Some(unit)) => {
-            // Eight lanes, which own up to eight units each before they load again.
-            let round = if unit == 32 && !matches!(form, Form::Wide { .. }) { 64 } else { 8 };
-            (round, cols / unit, shared_bytes(form, round, rows, digits) / round)
+            // Eight lanes, which own a unit each.
+            (8, cols / unit, shared_bytes(form, 8, rows, digits) / 8)
         }
     };
     let most = (SHARED_MAX / one / round * round).max(round);
