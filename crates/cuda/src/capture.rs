@@ -93,21 +93,27 @@ fn pattern(size: usize, first: usize) -> Vec<f32> {
     (0..size).map(|i| ((i * 37 + first * 11) % 201) as f32 / 100.0 - 1.0).collect()
 }
 
+/// Positions and cells of `rows` rows from position `first` on, or as far on as the context has room for all. No two rows have
+/// the same slot, or which of them a step leaves there would be a matter of chance: rows beyond the slots write nowhere.
+fn places(rows: usize, first: usize, context: usize) -> (Vec<u32>, Vec<u32>) {
+    let first = first.min(context.saturating_sub(rows));
+    let place = |row: usize| {
+        let position = (first + row).min(context - 1) as u32;
+        let own = row < SLOTS && first + row < context;
+        (position, if own { position % PAGE as u32 } else { u32::MAX })
+    };
+    (0..rows).map(place).unzip()
+}
+
 /// A step of the proof: each row is a sequence of its own, whose pages are all page 0.
 fn inputs(ready: &Ready, groups: usize, first: usize, context: usize) -> Inputs {
     let bucket = &ready.program.key.bucket;
     let rows = bucket.t;
-    let position = |row: usize| (first + row) % context;
-    let kv = KvInputs {
-        cells: (0..rows)
-            .map(|row| if row < SLOTS { (position(row) % PAGE) as u32 } else { u32::MAX })
-            .collect(),
-        tables: vec![0; rows],
-        table_stride: 1,
-    };
+    let (positions, cells) = places(rows, first, context);
+    let kv = KvInputs { cells, tables: vec![0; rows], table_stride: 1 };
     Inputs {
         tokens: (0..rows).map(|row| row as u32 % 2).collect(),
-        positions: (0..rows).map(|row| position(row) as u32).collect(),
+        positions,
         sequences: (0..rows as u32).collect(),
         kv: vec![kv; groups],
         wanted: (0..rows as u32).collect(),
@@ -143,7 +149,7 @@ pub fn prove(
         )));
     }
     for first in POSITIONS {
-        let inputs = inputs(ready, model.kv.pages.len(), first.min(model.kv.context - 1), model.kv.context);
+        let inputs = inputs(ready, model.kv.pages.len(), first, model.kv.context);
         if let Some(differs) = compare(ready, model, stream, arena, spare, &inputs, &graph)? {
             return Ok(State::Eager(format!("replay differs from eager execution in {differs}")));
         }
@@ -181,4 +187,25 @@ fn compare(
     let mut names = outputs.chain(layers);
     let at = eager.iter().zip(&replayed).position(|(a, b)| a != b);
     Ok(at.map(|at| names.nth(at).unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// At every length of the context, not only at whole pages.
+    #[test]
+    fn rows_of_a_proof_write_to_slots_of_their_own() {
+        for (rows, context) in (1..=64).flat_map(|rows| (1..=130).map(move |context| (rows, context))) {
+            for first in POSITIONS {
+                let (positions, cells) = places(rows, first, context);
+                let mut written: Vec<u32> = cells.into_iter().filter(|&cell| cell != u32::MAX).collect();
+                assert_eq!(written.len(), rows.min(SLOTS).min(context), "{rows} {context} {first}");
+                written.sort_unstable();
+                written.dedup();
+                assert_eq!(written.len(), rows.min(SLOTS).min(context), "{rows} {context} {first}");
+                assert!(positions.iter().all(|&position| (position as usize) < context));
+            }
+        }
+    }
 }
