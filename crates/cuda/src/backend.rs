@@ -8,32 +8,27 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ingle_graph::backend::PathCount;
-use ingle_graph::op::{Emit, Gated, RopeId, RopeStyle, Weight, WeightUse};
-use ingle_graph::quantize::Layout;
+use ingle_graph::op::{RopeStyle, Weight, WeightUse};
 use ingle_graph::{
-    Activations, Backend, Bucket, FloatArithmetic, Graph, Inputs, KvLayer, KvPlan, KvType, LinearPart, Op,
-    PAGE, PlanOptions, Prepared, Profile, Program, Rows, Slot, Step, StepTime, WeightId,
+    Activations, Backend, Bucket, FloatArithmetic, Graph, Inputs, KvLayer, KvPlan, KvType, Op, PAGE,
+    PlanOptions, Prepared, Profile, Program, Rows, Step, StepTime,
 };
 use ingle_tensor::{Checkpoint, TensorInfo, quant};
 
+use crate::bind::{ALIGN, Binder, f32_bytes, path_name, spare_bytes};
 use crate::budget::{self, Held, Room};
 use crate::capture::{self, State};
 use crate::compile::{Compiler, Search};
 use crate::driver::{
-    Arg, Buffer, Call, Context, Driver, Entry, Event, Function, Launch, Module, Pinned, Reservation, Span,
-    Stream,
+    Buffer, Call, Context, Driver, Entry, Event, Function, Launch, Module, Pinned, Reservation, Stream,
 };
-use crate::kernels::linear::Input;
-use crate::kernels::{self, Issue, attention, elementwise, kv, linear, norm, quantize};
+use crate::kernels::{self, Issue, attention, kv, linear};
 use crate::step::StepLayout;
 use crate::weights::{Limits, Matrix, Staging};
 use crate::{Error, Result, fuse};
 
 /// Blobs of host memory that take turns: the device may still copy from the one before while the next is filled.
 const BLOBS: usize = 3;
-
-/// Values and rows begin at multiples of this.
-const ALIGN: usize = 256;
 
 /// Which GPU, and where compiled kernels are kept.
 #[derive(Clone, Debug, Default)]
@@ -107,9 +102,9 @@ impl Functions {
 /// What `load` makes.
 pub(crate) struct Model {
     checkpoint: Arc<Checkpoint>,
-    declared: Vec<Weight>,
-    weights: Vec<Stored>,
-    ropes: Vec<RopeTable>,
+    pub(crate) declared: Vec<Weight>,
+    pub(crate) weights: Vec<Stored>,
+    pub(crate) ropes: Vec<RopeTable>,
     pub(crate) pools: Vec<Pool>,
     pub(crate) kv: KvPlan,
     pub(crate) kv_type: KvType,
@@ -117,7 +112,7 @@ pub(crate) struct Model {
 
 impl Model {
     /// Whether a part of a product can make its activations.
-    fn streams(&self, step: &Step, part: usize, bucket: &Bucket) -> bool {
+    pub(crate) fn streams(&self, step: &Step, part: usize, bucket: &Bucket) -> bool {
         let Op::Linear { parts, .. } = &step.op else { return false };
         let (part, ty) = (&parts[part], step.inputs[parts[part].input].ty());
         let digits = ty.elem.digits().map_or(0, |(_, digits)| digits);
@@ -129,7 +124,7 @@ impl Model {
 }
 
 /// A weight.
-enum Stored {
+pub(crate) enum Stored {
     /// For products.
     Matrix(Matrix),
     /// f32.
@@ -140,17 +135,17 @@ enum Stored {
 }
 
 /// A rotary embedding.
-struct RopeTable {
-    table: Buffer,
-    pairs: u32,
-    style: RopeStyle,
+pub(crate) struct RopeTable {
+    pub(crate) table: Buffer,
+    pub(crate) pairs: u32,
+    pub(crate) style: RopeStyle,
 }
 
 /// Keys and values of a layer.
 pub(crate) struct Pool {
-    shape: KvLayer,
-    group: u32,
-    cells: u32,
+    pub(crate) shape: KvLayer,
+    pub(crate) group: u32,
+    pub(crate) cells: u32,
     pub(crate) keys: Buffer,
     pub(crate) values: Buffer,
 }
@@ -206,16 +201,16 @@ pub(crate) struct Ready {
 
 /// Rows in a step's data, f32 `[rows, cols]` from `offset` on.
 #[derive(Clone, Copy)]
-struct Brought {
-    from: Source,
-    offset: usize,
+pub(crate) struct Brought {
+    pub(crate) from: Source,
+    pub(crate) offset: usize,
     rows: Rows,
-    cols: usize,
+    pub(crate) cols: usize,
 }
 
 /// Where rows in a step's data come from.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Source {
+pub(crate) enum Source {
     /// The embedding table of this number: a row for each token.
     Table(usize),
     /// Another part of the program, on another device.
@@ -224,7 +219,7 @@ enum Source {
 
 impl Source {
     /// Of an op that reads such rows.
-    fn of(op: &Op) -> Option<Self> {
+    pub(crate) fn of(op: &Op) -> Option<Self> {
         match op {
             Op::Embed { table, .. } => Some(Self::Table(table.0 as usize)),
             Op::Carried { index } => Some(Self::Carried(*index)),
@@ -617,322 +612,6 @@ fn profiled(context: &Context, stream: &Stream, ready: &Ready, inputs: &Inputs) 
 
 fn bytes_of(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|x| x.to_ne_bytes()).collect()
-}
-
-/// Bytes of f32 rows of a slot.
-fn f32_bytes(slot: &Slot, bucket: &Bucket) -> usize {
-    (bucket.rows(slot.ty().rows) * slot.ty().cols * size_of::<f32>()).next_multiple_of(ALIGN)
-}
-
-/// Memory that a step needs besides its values: results that are only wanted quantized, products of a gated unit, parts of
-/// attention.
-fn spare_bytes(step: &Step, bucket: &Bucket, context: usize) -> usize {
-    let result = step.outputs.first().map_or(0, |slot| f32_bytes(slot, bucket));
-    match &step.op {
-        Op::RmsNorm { .. } => result,
-        Op::Linear { gated: Some(_), .. } => 2 * result,
-        Op::Attention { spec, .. } => result + attention::parts_bytes(spec, bucket.t, context),
-        _ => 0,
-    }
-}
-
-/// Name of the path a step takes.
-fn path_name(step: &Step, program: &Program, model: &Model, left: bool) -> String {
-    let bucket = &program.key.bucket;
-    match &step.op {
-        Op::Linear { parts, .. } => {
-            let names = parts.iter().enumerate().map(|(i, part)| {
-                let elem = step.inputs[part.input].ty().elem;
-                let streams = model.streams(step, i, bucket);
-                linear::path(program.weights[part.weight.0 as usize].dtype, elem, bucket.t, streams)
-            });
-            let mut names: Vec<String> = names.collect();
-            names.dedup();
-            names.join("+")
-        }
-        Op::Attention { .. } => "attention.f32x32.cuda".into(),
-        op if left => format!("{}.in_products.cuda", op.name()),
-        op => format!("{}.cuda", op.name()),
-    }
-}
-
-/// Turns steps into launches with addresses.
-struct Binder<'a> {
-    bucket: Bucket,
-    model: &'a Model,
-    step: Span<'a>,
-    arena: Span<'a>,
-    spare: Span<'a>,
-    outputs: &'a [Buffer],
-    saturated: Span<'a>,
-    counters: Span<'a>,
-    limits: Limits,
-    blob: Span<'a>,
-    brought: &'a [Brought],
-    left: fuse::Rows<'a>,
-}
-
-/// Takes memory from the spare, piece by piece.
-struct Spare<'a> {
-    all: Span<'a>,
-    used: usize,
-}
-
-impl<'a> Spare<'a> {
-    fn take(&mut self, bytes: usize) -> Result<Span<'a>> {
-        let span = self.all.part(self.used, bytes)?;
-        self.used += bytes.next_multiple_of(ALIGN);
-        Ok(span)
-    }
-}
-
-impl<'a> Binder<'a> {
-    fn span(&self, slot: &Slot) -> Result<Span<'a>> {
-        let bytes = slot.ty().bytes(self.bucket.rows(slot.ty().rows));
-        match *slot {
-            Slot::Arena { offset, .. } => self.arena.part(offset, bytes),
-            Slot::Output { index, .. } => self.outputs[index].span(0, bytes),
-        }
-    }
-
-    fn matrix(&self, id: WeightId) -> Result<&'a Matrix> {
-        match &self.model.weights[id.0 as usize] {
-            Stored::Matrix(matrix) => Ok(matrix),
-            _ => Err(Error::Refused(format!("{} is no matrix", self.model.declared[id.0 as usize].name))),
-        }
-    }
-
-    fn vector(&self, id: WeightId) -> Result<Span<'a>> {
-        match &self.model.weights[id.0 as usize] {
-            Stored::Vector(buffer) => Ok(buffer.all()),
-            _ => Err(Error::Refused(format!("{} is no vector", self.model.declared[id.0 as usize].name))),
-        }
-    }
-
-    fn layout(&self, slot: &Slot) -> Option<Layout> {
-        let ty = slot.ty();
-        let (unit, digits) = ty.elem.digits()?;
-        Some(Layout::new(self.bucket.rows(ty.rows), ty.cols, unit, digits))
-    }
-
-    fn pools(&self, layer: usize) -> kv::Pools<'a> {
-        let pool = &self.model.pools[layer];
-        kv::Pools {
-            group: pool.group,
-            cells: pool.cells,
-            keys: pool.keys.all(),
-            values: pool.values.all(),
-            saturated: self.saturated,
-        }
-    }
-
-    fn rope(&self, id: RopeId) -> kv::Rope<'a> {
-        let rope = &self.model.ropes[id.0 as usize];
-        kv::Rope { table: rope.table.all(), pairs: rope.pairs, style: rope.style }
-    }
-
-    /// Where an op's result goes.
-    fn outputs(&self, slots: &[Slot], emit: &Emit) -> Result<quantize::Outputs<'a>> {
-        let (plain, quantized) = slots.split_at(usize::from(emit.f32));
-        let f32 = plain.first().map(|slot| self.span(slot)).transpose()?;
-        Ok(quantize::Outputs { f32, quantized: self.quantized(quantized)? })
-    }
-
-    fn quantized(&self, slots: &[Slot]) -> Result<Vec<(Span<'a>, Layout)>> {
-        let one = |slot: &Slot| {
-            let layout = self.layout(slot);
-            let layout = layout.ok_or_else(|| Error::Refused("an output that is not quantized".into()))?;
-            Ok((self.span(slot)?, layout))
-        };
-        slots.iter().map(one).collect()
-    }
-
-    /// The launches of step `at` of the program.
-    fn issues(&self, at: usize, step: &Step) -> Result<Vec<Issue<'a>>> {
-        let issues = self.issues_of(step, self.left.left(at))?;
-        if !self.left.left(at) {
-            self.left.written(&step.outputs, &self.bucket);
-        }
-        Ok(issues)
-    }
-
-    /// The launches of a step; `left`: its quantized result is left to its readers.
-    fn issues_of(&self, step: &Step, left: bool) -> Result<Vec<Issue<'a>>> {
-        let inputs = step.inputs.iter().map(|slot| self.span(slot)).collect::<Result<Vec<_>>>()?;
-        let mut spare = Spare { all: self.spare, used: 0 };
-        let other = |what: &str| Err(Error::Refused(format!("{} with {what}", step.op.name())));
-        let Some(first) = step.outputs.first().or(step.inputs.first()) else { return other("no values") };
-        let (kind, cols) = (first.ty().rows, first.ty().cols as u32);
-        let rows = self.bucket.rows(kind) as u32;
-        let at = self.step;
-        let elementwise = |entry, arguments: Vec<Arg<'a>>| {
-            vec![Issue { entry, shape: elementwise::shape(rows, cols), arguments }]
-        };
-        let sizes = [rows as usize, cols as usize];
-        Ok(match (&step.op, inputs.as_slice()) {
-            (Op::Embed { .. } | Op::Carried { .. }, []) => {
-                let from = Source::of(&step.op);
-                let Some(from) = self.brought.iter().find(|rows| Some(rows.from) == from) else {
-                    return other("no rows");
-                };
-                let scale = if let Op::Embed { scale, .. } = step.op { scale } else { 1.0 };
-                let x = self.blob.part(from.offset, rows as usize * from.cols * size_of::<f32>())?;
-                let y = self.span(first)?;
-                elementwise(elementwise::SCALE, elementwise::one(at, kind, cols, x, scale, y).into())
-            }
-            (Op::RmsNorm { weight, eps, group, emit }, &[x]) => {
-                let (outputs, weight) = (self.outputs(&step.outputs, emit)?, self.vector(*weight)?);
-                if left {
-                    self.left.leave(&step.outputs, linear::Made { x, norm: Some((weight, *eps)) });
-                    return Ok(Vec::new());
-                }
-                if *group == sizes[1] && !outputs.quantized.is_empty() {
-                    return Ok(vec![quantize::norm(at, kind, sizes, *eps, [x, weight], &outputs)?]);
-                }
-                let y = match outputs.f32 {
-                    Some(y) => y,
-                    None => spare.take(f32_bytes(first, &self.bucket))?,
-                };
-                let group = *group as u32;
-                let shape = norm::norm_shape(rows, cols / group, group);
-                let arguments = norm::norm(at, kind, group, *eps, x, weight, y).into();
-                let mut issues = vec![Issue { entry: norm::RMS_NORM, shape, arguments }];
-                issues.extend(quantize::issues(at, kind, sizes[0], sizes[1], y, &outputs.quantized)?);
-                issues
-            }
-            (Op::Quantize { .. }, &[x]) if left => {
-                self.left.leave(&step.outputs, linear::Made { x, norm: None });
-                Vec::new()
-            }
-            (Op::Quantize { .. }, &[x]) => {
-                quantize::issues(at, kind, sizes[0], sizes[1], x, &self.quantized(&step.outputs)?)?
-            }
-            (Op::Linear { parts, residual, gated }, _) => {
-                let residual = residual.then(|| inputs.last().copied()).flatten();
-                match gated {
-                    None => {
-                        let y =
-                            step.outputs.iter().map(|slot| self.span(slot)).collect::<Result<Vec<_>>>()?;
-                        let made = self.parts(step, parts, &inputs, &y, residual)?;
-                        let rows = step.inputs[parts[0].input].ty().rows;
-                        linear::issues(at, rows, self.bucket.rows(rows), &made)?
-                    }
-                    Some(Gated { act, emit }) => {
-                        let mut outputs = self.outputs(&step.outputs, emit)?;
-                        if left {
-                            let y = self.left.keep(self.spare, f32_bytes(first, &self.bucket))?;
-                            outputs = quantize::Outputs { f32: Some(y), quantized: Vec::new() };
-                            self.left.leave(&step.outputs, linear::Made { x: y, norm: None });
-                        }
-                        let mut take = || spare.take(f32_bytes(first, &self.bucket));
-                        let both = [take()?, take()?];
-                        let mut made = self.parts(step, parts, &inputs, &both, None)?;
-                        let room = sizes[0];
-                        if let (Some(y), true, [gate, up]) =
-                            (outputs.f32, outputs.quantized.is_empty(), &mut made[..])
-                            && linear::gates(gate, up, room)
-                        {
-                            gate.y = y;
-                            return Ok(vec![linear::gated(at, kind, *act, [gate, up])?]);
-                        }
-                        let mut issues = linear::issues(at, kind, room, &made)?;
-                        issues.push(quantize::glu(at, kind, sizes, *act, both, &outputs)?);
-                        issues
-                    }
-                }
-            }
-            (Op::Add, &[a, b]) => {
-                let y = self.span(first)?;
-                elementwise(elementwise::ADD, elementwise::two(at, kind, cols, a, b, y).into())
-            }
-            (Op::Scale(factor), &[x]) => {
-                let y = self.span(first)?;
-                elementwise(elementwise::SCALE, elementwise::one(at, kind, cols, x, *factor, y).into())
-            }
-            (Op::Softcap(cap), &[x]) => {
-                let y = self.span(first)?;
-                elementwise(elementwise::SOFTCAP, elementwise::one(at, kind, cols, x, *cap, y).into())
-            }
-            (Op::Peaks { span }, &[x]) => {
-                let (from, span) = (step.inputs[0].ty().cols as u32, *span as u32);
-                let shape = norm::peaks_shape(rows, from, span);
-                let arguments = norm::peaks(at, kind, from, span, x, self.span(first)?).into();
-                vec![Issue { entry: norm::PEAKS, shape, arguments }]
-            }
-            (Op::Glu(Gated { act, emit }), &[gate, up]) => {
-                let outputs = self.outputs(&step.outputs, emit)?;
-                vec![quantize::glu(at, kind, sizes, *act, [gate, up], &outputs)?]
-            }
-            (Op::Rope { rope, head_dim }, &[x]) => {
-                let (rope, head_dim) = (self.rope(*rope), *head_dim as u32);
-                let shape = kv::rope_shape(rows, cols / head_dim, head_dim);
-                let arguments = kv::rope(at, head_dim, rope, x, self.span(first)?).into();
-                vec![Issue { entry: kv::ROPE, shape, arguments }]
-            }
-            (Op::KvStore { layer }, &[k, v]) => {
-                let (shape, pools) = (self.model.pools[*layer].shape, self.pools(*layer));
-                let arguments = kv::store(at, pools, shape.head_dim as u32, k, v).into();
-                let entry = kv::store_kernel(self.model.kv_type);
-                vec![Issue { entry, shape: kv::store_shape(rows, &shape), arguments }]
-            }
-            (Op::RopeStore { rope, head_dim, layer }, &[q, k, v]) => {
-                let (shape, pools) = (self.model.pools[*layer].shape, self.pools(*layer));
-                let heads = cols / *head_dim as u32;
-                let sizes = [heads, shape.heads as u32, *head_dim as u32];
-                let y = self.span(first)?;
-                let arguments = kv::rope_store(at, pools, sizes, self.rope(*rope), [q, k, v], y).into();
-                let entry = kv::rope_store_kernel(self.model.kv_type);
-                vec![Issue { entry, shape: kv::rope_store_shape(rows, heads, &shape), arguments }]
-            }
-            (Op::Attention { spec, emit }, &[q]) => {
-                let mut outputs = self.outputs(&step.outputs, emit)?;
-                let y = match outputs.f32 {
-                    Some(y) => y,
-                    None if left => self.left.keep(self.spare, f32_bytes(first, &self.bucket))?,
-                    None => spare.take(f32_bytes(first, &self.bucket))?,
-                };
-                if left {
-                    outputs.quantized.clear();
-                    self.left.leave(&step.outputs, linear::Made { x: y, norm: None });
-                }
-                let reach = [sizes[0], self.model.kv.context];
-                let parts = spare.take(attention::parts_bytes(spec, reach[0], reach[1]))?;
-                let (kv_type, pools) = (self.model.kv_type, self.pools(spec.layer));
-                let room = attention::Room { parts, counters: self.counters };
-                let mut issues =
-                    vec![attention::issue(at, spec, kv_type, pools, reach, [q, y], room, self.limits)?];
-                issues.extend(quantize::issues(at, kind, sizes[0], sizes[1], y, &outputs.quantized)?);
-                issues
-            }
-            (Op::TakeRows, &[x]) => {
-                let arguments = elementwise::take(at, cols, x, self.span(first)?).into();
-                elementwise(elementwise::TAKE_ROWS, arguments)
-            }
-            (_, inputs) => return other(&format!("{} inputs does not run here", inputs.len())),
-        })
-    }
-
-    /// The parts of a product, into `y`.
-    fn parts(
-        &self,
-        step: &Step,
-        parts: &[LinearPart],
-        inputs: &[Span<'a>],
-        y: &[Span<'a>],
-        residual: Option<Span<'a>>,
-    ) -> Result<Vec<linear::Part<'a>>> {
-        let one = |(part, &y): (&LinearPart, &Span<'a>)| {
-            let slot = &step.inputs[part.input];
-            let x = match (self.layout(slot), self.left.of(slot)) {
-                (None, _) => Input::Floats(inputs[part.input]),
-                (Some(layout), None) => Input::Quantized(inputs[part.input], layout),
-                (Some(layout), Some(made)) => Input::Made(made, layout),
-            };
-            let bias = part.bias.map(|bias| self.vector(bias)).transpose()?;
-            Ok(linear::Part { matrix: self.matrix(part.weight)?, scale: part.scale, bias, x, residual, y })
-        };
-        parts.iter().zip(y).map(one).collect()
-    }
 }
 
 impl Backend for Cuda {

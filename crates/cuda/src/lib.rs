@@ -5,6 +5,7 @@
 //! [`survey()`] tells it all at once, for `ingle doctor`. With the feature `stand-in`, tests have a device without a GPU.
 
 mod backend;
+mod bind;
 pub mod budget;
 mod capture;
 pub mod compile;
