@@ -228,7 +228,7 @@ impl<'a> Binder<'a> {
                             && linear::gates(gate, up, room)
                         {
                             gate.y = y;
-                            return Ok(vec![linear::gated(at, kind, *act, [gate, up])?]);
+                            return Ok(vec![linear::gated(at, kind, room, *act, [gate, up])?]);
                         }
                         let mut issues = linear::issues(at, kind, room, &made)?;
                         issues.push(quantize::glu(at, kind, sizes, *act, both, &outputs)?);
@@ -319,9 +319,9 @@ impl<'a> Binder<'a> {
         let one = |(part, &y): (&LinearPart, &Span<'a>)| {
             let slot = &step.inputs[part.input];
             let x = match (self.layout(slot), self.left.of(slot)) {
-                (None, _) => Input::Floats(inputs[part.input]),
+                (None, None) => Input::Floats(inputs[part.input]),
                 (Some(layout), None) => Input::Quantized(inputs[part.input], layout),
-                (Some(layout), Some(made)) => Input::Made(made, layout),
+                (layout, Some(made)) => Input::Made(made, layout),
             };
             let bias = part.bias.map(|bias| self.vector(bias)).transpose()?;
             Ok(linear::Part { matrix: self.matrix(part.weight)?, scale: part.scale, bias, x, residual, y })

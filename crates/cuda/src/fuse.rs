@@ -1,6 +1,6 @@
-//! Quantized rows that no kernel makes for itself: where all that read one are products with one row, each of them
-//! quantizes it ([`crate::kernels::linear::streams`]), and a norm before it too. That saves a kernel, and a round trip through
-//! memory.
+//! Rows that no kernel makes for itself: where all that read one are products with one row, each of them quantizes it
+//! ([`crate::kernels::linear::streams`]), and a norm before it too; f32 products make its norm. That saves a kernel, and a
+//! round trip through memory.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -15,18 +15,19 @@ use crate::kernels::linear::Made;
 pub(crate) struct Rows<'a> {
     /// By step: its result is left to its readers.
     left: Vec<bool>,
-    /// Where each quantized value that is left comes from, by its offset in the arena.
+    /// Where each value that is left comes from, by its offset in the arena.
     made: RefCell<BTreeMap<usize, Made<'a>>>,
     /// Where in the scratch the next row lies that waits for its readers.
     kept: Cell<usize>,
 }
 
-/// Bytes of the arena that a value takes; none outside it.
+/// Bytes that a value takes: of the arena, or, for a result, of a range that no other value has.
 fn bytes(slot: &Slot, bucket: &Bucket) -> Range<usize> {
-    match *slot {
-        Slot::Arena { offset, ty } => offset..offset + ty.bytes(bucket.rows(ty.rows)),
-        Slot::Output { .. } => 0..0,
-    }
+    let first = match *slot {
+        Slot::Arena { offset, .. } => offset,
+        Slot::Output { index, .. } => (index + 1) << 44,
+    };
+    first..first + slot.ty().bytes(bucket.rows(slot.ty().rows))
 }
 
 fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
@@ -36,6 +37,7 @@ fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
 /// Whether the products that read a step's result can make it: `streams(step, part)` says which can.
 fn is_left(steps: &[&Step], at: usize, bucket: &Bucket, streams: &dyn Fn(&Step, usize) -> bool) -> bool {
     let step = steps[at];
+    let norm = matches!(step.op, Op::RmsNorm { .. });
     // What its readers read in its place must still be there.
     let source = match &step.op {
         Op::RmsNorm { group, .. } if *group == step.inputs[0].ty().cols => {
@@ -45,12 +47,10 @@ fn is_left(steps: &[&Step], at: usize, bucket: &Bucket, streams: &dyn Fn(&Step, 
         Op::Attention { .. } | Op::Linear { gated: Some(_), .. } => None,
         _ => return false,
     };
-    if matches!(source, Some(ref source) if source.is_empty()) {
-        return false;
-    }
     step.outputs.iter().all(|slot| {
         let (ty, own) = (slot.ty(), bytes(slot, bucket));
-        if ty.elem.digits().is_none() || bucket.rows(ty.rows) != 1 || own.is_empty() {
+        let result = matches!(slot, Slot::Output { .. });
+        if (ty.elem.digits().is_none() && !norm) || bucket.rows(ty.rows) != 1 || result {
             return false;
         }
         let mut readers = 0;
@@ -117,10 +117,8 @@ impl<'a> Rows<'a> {
     /// What a reader of a value takes in its place.
     pub(crate) fn of(&self, slot: &Slot) -> Option<Made<'a>> {
         match slot {
-            Slot::Arena { offset, ty } if ty.elem.digits().is_some() => {
-                self.made.borrow().get(offset).copied()
-            }
-            _ => None,
+            Slot::Arena { offset, .. } => self.made.borrow().get(offset).copied(),
+            Slot::Output { .. } => None,
         }
     }
 

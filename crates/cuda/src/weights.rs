@@ -3,7 +3,8 @@
 //! A matrix is up to three planes, each `[row][...]`, so that a range of rows can be made and copied alone. The first plane
 //! of an integer form holds chunks of 16 bytes, units in groups of eight with chunk c of all units of a group before
 //! chunk c + 1: eight lanes that own a unit each then read 128 bytes in a row. Rows of the other planes are padded to whole
-//! chunks. `kernels/matrix.cuh` reads it.
+//! chunks. `kernels/matrix.cuh` reads it. Floats lie in blocks of 128 columns, in which elements l, l + 32, l + 64 and l + 96
+//! are neighbours: those of one accumulator (`kernels/float.cuh`).
 
 use ingle_graph::op::Weight;
 use ingle_tensor::DType;
@@ -19,10 +20,14 @@ const ALIGN: usize = 256;
 const CHUNK: usize = 16;
 const GROUP: usize = 8;
 
+/// Columns of a block of floats, and accumulators of the contract: columns that are as far apart lie side by side.
+pub(crate) const FLOAT_BLOCK: usize = 128;
+const ACCUMULATORS: usize = 32;
+
 /// How the elements of a matrix lie on the device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Form {
-    /// Floats as they are, rows padded to eight elements.
+    /// Floats, in another order; rows are padded with zeros to whole blocks.
     F32,
     /// As F32.
     F16,
@@ -189,7 +194,7 @@ impl MatrixLayout {
             }
             None => {
                 let element = if self.form == Form::F32 { 4 } else { 2 };
-                [self.cols.next_multiple_of(8) * element, 0, 0]
+                [self.cols.next_multiple_of(FLOAT_BLOCK) * element, 0, 0]
             }
         }
     }
@@ -226,10 +231,7 @@ impl MatrixLayout {
             let part = |size: usize| row * size..(row + 1) * size;
             let first = &mut first[part(sizes[0])];
             match (self.form, self.form.size()) {
-                (Form::F16 | Form::BF16, _) => {
-                    first[..data.len()].copy_from_slice(data);
-                    first[data.len()..].fill(0);
-                }
+                (Form::F16 | Form::BF16, _) => pack_floats(first.as_chunks_mut().0, data.as_chunks::<2>().0),
                 (form, Some(size)) => {
                     let (second, third) = (&mut second[part(sizes[1])], &mut third[part(sizes[2])]);
                     pack_row(self.dtype, form, size, data, first, second, third);
@@ -237,16 +239,23 @@ impl MatrixLayout {
                 _ => {
                     let mut values = vec![0.0f32; self.cols];
                     quant::decode_row(self.dtype, data, &mut values);
-                    let (elements, padding) = first.split_at_mut(4 * self.cols);
-                    elements
-                        .as_chunks_mut()
-                        .0
-                        .iter_mut()
-                        .zip(values)
-                        .for_each(|(to, x)| *to = x.to_le_bytes());
-                    padding.fill(0);
+                    let bytes: Vec<[u8; 4]> = values.iter().map(|x| x.to_le_bytes()).collect();
+                    pack_floats(first.as_chunks_mut().0, &bytes);
                 }
             }
+        }
+    }
+}
+
+/// One row of floats of so many bytes.
+fn pack_floats<const BYTES: usize>(to: &mut [[u8; BYTES]], row: &[[u8; BYTES]]) {
+    const EACH: usize = FLOAT_BLOCK / ACCUMULATORS;
+    for (to, block) in to.chunks_exact_mut(FLOAT_BLOCK).zip(row.chunks(FLOAT_BLOCK)) {
+        if block.len() < FLOAT_BLOCK {
+            to.fill([0; BYTES]);
+        }
+        for (j, elements) in block.chunks(ACCUMULATORS).enumerate() {
+            to[j..].iter_mut().step_by(EACH).zip(elements).for_each(|(to, x)| *to = *x);
         }
     }
 }

@@ -405,21 +405,136 @@ fn blocks_that_make_several_tiles_have_the_bits_of_the_reference() {
     }
 }
 
+/// On a small device a warp makes several rows of a matrix at a time, and several times.
 #[test]
 fn float_products_have_the_bits_of_the_reference() {
-    let Some(device) = Device::new() else { return };
-    for (dtype, sizes) in [
-        (DType::F32, vec![7, 1610]),
-        (DType::F16, vec![7, 96, 1610]),
-        (DType::BF16, vec![7, 1000]),
-        (DType::F64, vec![33]),
-        (DType::Q4K, vec![512]),
+    for multiprocessors in [132, 1] {
+        let Some(device) = Device::of(multiprocessors) else { return };
+        for (dtype, sizes) in [
+            (DType::F32, vec![7, 1610]),
+            (DType::F16, vec![7, 96, 1610]),
+            (DType::BF16, vec![7, 256, 1000]),
+            (DType::F64, vec![33]),
+            (DType::Q4K, vec![512]),
+        ] {
+            for (i, cols) in sizes.into_iter().enumerate() {
+                for (j, (t, room)) in ROWS.into_iter().chain([(2, 2), (9, 9)]).enumerate() {
+                    let extras = EXTRAS[(i + j) % 4];
+                    let rows = if extras.residual { vec![19] } else { vec![5, 37, 42] };
+                    let kernel = Case { dtype, cols, rows, t, room, digits: 0, extras }.check(&device);
+                    let streams = kernel.contains(&format!("_x{}_w", room.next_power_of_two()));
+                    assert_eq!(streams, room <= 8, "{kernel}");
+                }
+            }
+        }
+    }
+}
+
+/// More stages of a row than are under way at a time; rows of which eight do not fit into shared memory.
+#[test]
+fn long_rows_of_floats_have_the_bits_of_the_reference() {
+    let Some(device) = Device::of(1) else { return };
+    for (dtype, t, cols, kernel) in [
+        (DType::BF16, 1, 14_336, "linear_bf16_x1_w"),
+        (DType::F16, 8, 6_000, "linear_f16_x8_w"),
+        (DType::F32, 2, 20_000, "linear_f32_x2_w"),
+        (DType::BF16, 8, 7_300, "linear_bf16_few"),
+        (DType::F32, 1, 60_000, "linear_f32_few"),
     ] {
-        for (i, cols) in sizes.into_iter().enumerate() {
-            for (j, (t, room)) in ROWS.into_iter().enumerate() {
-                let extras = EXTRAS[(i + j) % 4];
-                let rows = if extras.residual { vec![19] } else { vec![5, 37, 42] };
-                Case { dtype, cols, rows, t, room, digits: 0, extras }.check(&device);
+        let rows = vec![33];
+        let took = Case { dtype, cols, rows, t, room: t, digits: 0, extras: EXTRAS[3] }.check(&device);
+        assert!(took.starts_with(kernel), "{took}");
+    }
+}
+
+/// Sums of -0, which columns that are not there must leave as they are.
+#[test]
+fn padding_changes_no_sum() {
+    let Some(device) = Device::new() else { return };
+    let (cols, rows) = (140, 9);
+    for (dtype, t) in
+        [DType::F32, DType::BF16].into_iter().flat_map(|dtype| [(dtype, 1), (dtype, 8), (dtype, 16)])
+    {
+        let weight = Weight { name: "w".into(), dtype, rows, cols, used: WeightUse::Matrix, offset: 0.0 };
+        let mut data = vec![0; rows * cols / dtype.block_len() * dtype.block_bytes()];
+        let row_bytes = data.len() / rows;
+        for row in data.chunks_mut(row_bytes) {
+            assert!(quant::encode_row(dtype, &vec![-1e-30; cols], row), "{dtype} can be encoded");
+        }
+        let matrix = device.matrix(&weight, false, &data);
+        let (blob, x) = (device.buffer(&step(t, t)), device.buffer(&bytes(&vec![1e-30; t * cols])));
+        let y = device.buffer(&vec![0xFF; 4 * t * rows]);
+        let part = Part {
+            matrix: &matrix,
+            scale: None,
+            bias: None,
+            x: Input::Floats(x.all()),
+            residual: None,
+            y: y.all(),
+        };
+        let issues = linear::issues(blob.all(), Rows::T, t, &[part]).expect("it is planned");
+        let got = device.run(&issues, &[y.all()]);
+        assert_bits(issues[0].entry.name, &floats(&got[0]), &vec![-0.0; t * rows]);
+    }
+}
+
+/// One row is normed by the float products that read it; gate and up leave the gated unit.
+#[test]
+fn one_row_is_normed_by_its_float_products_with_the_bits_of_the_reference() {
+    for multiprocessors in [132, 1] {
+        let Some(device) = Device::of(multiprocessors) else { return };
+        let blob = device.buffer(&step(1, 1));
+        let types = [DType::F32, DType::F16, DType::BF16];
+        for (i, (dtype, cols)) in
+            types.into_iter().flat_map(|ty| [(ty, 7), (ty, 576), (ty, 6_000)]).enumerate()
+        {
+            let (rows, what) = (37, format!("{dtype} x {cols} on {multiprocessors}"));
+            let weight = Weight { name: "w".into(), dtype, rows, cols, used: WeightUse::Matrix, offset: 0.0 };
+            let data = stored(dtype, 42, cols);
+            let per_row = data.len() / 42;
+            let pieces = [&data[..rows * per_row], &data[(42 - rows) * per_row..]];
+            let matrices = pieces.map(|piece| device.matrix(&weight, true, piece));
+            let mut x = numbers(i as u64, cols, false);
+            if i == 4 {
+                x[cols / 2] = f32::NAN;
+            }
+            let (weights, residual) = (numbers(77, cols, false), numbers(78, rows, false));
+            let normed = reference::rms_norm(&x, &weights, 1e-5);
+            let product = |piece: &[u8], x: &[f32]| -> Vec<f32> {
+                let mut decoded = vec![0.0; cols];
+                let dot = |data: &[u8]| {
+                    quant::decode_row(dtype, data, &mut decoded);
+                    reference::dot(&decoded, x)
+                };
+                piece.chunks(per_row).map(dot).collect()
+            };
+            let [x_at, weights_at, residual_at] = [&x, &weights, &residual].map(|x| device.buffer(&bytes(x)));
+            let y = device.buffer(&vec![0xFF; 4 * rows]);
+            let made = Made { x: x_at.all(), norm: Some((weights_at.all(), 1e-5)) };
+            for (input, x) in [(Input::Made(made, None), &normed), (Input::Floats(x_at.all()), &x)] {
+                let part = |matrix, residual| Part {
+                    matrix,
+                    scale: None,
+                    bias: None,
+                    x: input,
+                    residual,
+                    y: y.all(),
+                };
+                let [gate, up] = pieces.map(|piece| product(piece, x));
+                let alone = [part(&matrices[0], Some(residual_at.all()))];
+                let issues = linear::issues(blob.all(), Rows::T, 1, &alone).expect("it is planned");
+                let got = device.run(&issues, &[y.all()]);
+                let want: Vec<f32> = gate.iter().zip(&residual).map(|(v, r)| r + v).collect();
+                assert_bits(&what, &floats(&got[0]), &want);
+                for act in [Activation::Silu, Activation::GeluTanh, Activation::GeluErf] {
+                    let [gate_part, up_part] = [part(&matrices[0], None), part(&matrices[1], None)];
+                    assert!(linear::gates(&gate_part, &up_part, 1), "{what}");
+                    let issue = linear::gated(blob.all(), Rows::T, 1, act, [&gate_part, &up_part]);
+                    let got = device.run(&[issue.expect("it is planned")], &[y.all()]);
+                    let want: Vec<f32> =
+                        gate.iter().zip(&up).map(|(&g, u)| reference::activate(act, g) * u).collect();
+                    assert_bits(&format!("{what}, {act:?}"), &floats(&got[0]), &want);
+                }
             }
         }
     }
@@ -465,7 +580,7 @@ fn one_row_is_made_by_its_products_with_the_bits_of_the_reference() {
                 matrix,
                 scale: None,
                 bias: None,
-                x: Input::Made(source, layout),
+                x: Input::Made(source, Some(layout)),
                 residual,
                 y: y.all(),
             };
@@ -482,7 +597,7 @@ fn one_row_is_made_by_its_products_with_the_bits_of_the_reference() {
             for act in [Activation::Silu, Activation::GeluTanh, Activation::GeluErf] {
                 let [gate_part, up_part] = [part(&matrices[0], None), part(&matrices[1], None)];
                 assert!(linear::gates(&gate_part, &up_part, 1), "{what}");
-                let issue = linear::gated(blob.all(), Rows::T, act, [&gate_part, &up_part]);
+                let issue = linear::gated(blob.all(), Rows::T, 1, act, [&gate_part, &up_part]);
                 let got = device.run(&[issue.expect("it is planned")], &outputs);
                 let want: Vec<f32> =
                     gate.iter().zip(&up).map(|(&g, u)| reference::activate(act, g) * u).collect();
@@ -499,9 +614,9 @@ fn matrices_take_the_bytes_that_are_planned() {
     assert_eq!(bytes(DType::Q4K, 4096, 4096), 4096 * 16 * 144);
     assert_eq!(bytes(DType::Q6K, 4096, 4096), 4096 * 16 * 210);
     assert_eq!(bytes(DType::Q4_0, 3, 64), 256 + 256);
-    assert_eq!(bytes(DType::BF16, 3, 100), (3 * 104 * 2usize).next_multiple_of(256));
-    let widened = MatrixLayout::new(DType::Q4_0, 2, 32, false).expect("a shape");
-    assert_eq!((widened.bytes(), widened.unit()), (256, None));
+    assert_eq!(bytes(DType::BF16, 3, 100), 3 * 128 * 2);
+    let widened = MatrixLayout::new(DType::Q4_0, 2, 160, false).expect("a shape");
+    assert_eq!((widened.bytes(), widened.unit()), (2 * 256 * 4, None));
     for (rows, cols) in [(0, 32), (1, 0), (1, 33), (usize::MAX, 32)] {
         assert!(MatrixLayout::new(DType::Q4_0, rows, cols, true).is_err(), "[{rows}, {cols}]");
     }

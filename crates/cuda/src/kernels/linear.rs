@@ -8,13 +8,13 @@ use ingle_graph::quantize::Layout;
 use ingle_graph::{Activation, Rows};
 use ingle_tensor::DType;
 
-use super::{Issue, Source, tile};
+use super::{Issue, Source, float, tile};
 use crate::driver::Param::{F32, Memory, U32};
 use crate::driver::{Arg, Entry, Launch, Param, Span};
 use crate::weights::{Form, Limits, Matrix, MatrixLayout};
 use crate::{Error, Result};
 
-const FEW: &[Param] = &[
+pub(super) const FEW: &[Param] = &[
     Memory, U32, U32, U32, U32, Memory, Memory, // step, rows, room, cols, slab or shape, x, residual
     Memory, U32, Memory, F32, Memory, // weights, rows, bias, scale, y
     Memory, U32, Memory, F32, Memory, //
@@ -34,13 +34,6 @@ const ONE: &[Param] = &[
     Memory, U32, Memory, F32, Memory, //
     Memory, U32, Memory, F32, Memory,
 ];
-const MANY_FLOATS: &[Param] = &[
-    Memory, U32, U32, Memory, Memory, // step, rows, cols, x, residual
-    Memory, U32, Memory, F32, Memory, //
-    Memory, U32, Memory, F32, Memory, //
-    Memory, U32, Memory, F32, Memory,
-];
-
 /// Kernels of a form of integer weights: for one row, with one digit and with two; then tiles, with one digit of up to 8 rows
 /// and of up to 32, with two of up to 8 and of up to 16; then panels, with one and with two.
 macro_rules! integers {
@@ -112,40 +105,8 @@ pub const WIDE: Source = Source {
     ],
 };
 
-/// Kernels of a form of float weights: 1, 2, 4 and 8 rows a block, then many.
-macro_rules! floats {
-    ($name:literal) => {
-        [
-            Entry { name: concat!("linear_", $name, "_r1"), params: FEW },
-            Entry { name: concat!("linear_", $name, "_r2"), params: FEW },
-            Entry { name: concat!("linear_", $name, "_r4"), params: FEW },
-            Entry { name: concat!("linear_", $name, "_r8"), params: FEW },
-            Entry { name: concat!("linear_", $name, "_many"), params: MANY_FLOATS },
-        ]
-    };
-}
-
-const HALF: [Entry; 5] = floats!("f16");
-const BRAIN: [Entry; 5] = floats!("bf16");
-const SINGLE: [Entry; 5] = floats!("f32");
-const FLOATS: [Entry; 15] = {
-    let mut all = [SINGLE[0]; 15];
-    let mut i = 0;
-    while i < 5 {
-        (all[i], all[5 + i], all[10 + i]) = (HALF[i], BRAIN[i], SINGLE[i]);
-        i += 1;
-    }
-    all
-};
-
-/// The file of float forms.
-pub const FLOAT: Source = Source { name: "float", text: include_str!("float.cu"), entries: &FLOATS };
-
 /// Dynamic shared memory of a block at most: what needs no opt-in.
-const SHARED_MAX: usize = 48 << 10;
-
-/// Rows of activations from which float products are made eight by eight.
-const MANY_ROWS: u32 = 16;
+pub(super) const SHARED_MAX: usize = 48 << 10;
 
 /// Parts of one launch.
 const PARTS: usize = 3;
@@ -153,7 +114,9 @@ const PARTS: usize = 3;
 /// The file a form's kernels are in.
 pub fn source(form: Form) -> &'static Source {
     match form {
-        Form::F32 | Form::F16 | Form::BF16 => &FLOAT,
+        Form::F32 => &float::F32,
+        Form::F16 => &float::F16,
+        Form::BF16 => &float::BF16,
         Form::Q4_0 => &Q4_0,
         Form::Q4_1 => &Q4_1,
         Form::Q5_0 => &Q5_0,
@@ -176,11 +139,11 @@ pub enum Input<'a> {
     Floats(Span<'a>),
     /// Quantized.
     Quantized(Span<'a>, Layout),
-    /// Quantized by the product itself, which has one row ([`streams`]).
-    Made(Made<'a>, Layout),
+    /// Made by the product itself, which has one row ([`streams`]): quantized, or f32.
+    Made(Made<'a>, Option<Layout>),
 }
 
-/// What a product quantizes: f32 `[1, cols]`, or its norm.
+/// What a product makes its activations from: f32 `[1, cols]`, or its norm.
 #[derive(Clone, Copy, Debug)]
 pub struct Made<'a> {
     /// The row.
@@ -193,12 +156,13 @@ impl<'a> Input<'a> {
     fn layout(&self) -> Option<Layout> {
         match self {
             Self::Floats(_) => None,
-            Self::Quantized(_, layout) | Self::Made(_, layout) => Some(*layout),
+            Self::Quantized(_, layout) => Some(*layout),
+            Self::Made(_, layout) => *layout,
         }
     }
 
     /// Where they lie, or what they are made from.
-    fn span(&self) -> Span<'a> {
+    pub(super) fn span(&self) -> Span<'a> {
         match *self {
             Self::Floats(x) | Self::Quantized(x, _) => x,
             Self::Made(made, _) => made.x,
@@ -250,8 +214,9 @@ impl Part<'_> {
             Input::Quantized(x, layout) => (x.bytes(), known(&layout) && x.bytes() >= layout.bytes()),
             Input::Made(made, layout) => {
                 let norm = made.norm.is_none_or(|(weight, _)| weight.bytes() >= floats);
-                let streams = streams(self.matrix, room, layout.digits);
-                (made.x.bytes(), known(&layout) && streams && norm && made.x.bytes() >= floats)
+                let streams = streams(self.matrix, room, layout.map_or(0, |layout| layout.digits));
+                let known = layout.map_or(self.matrix.layout().unit().is_none(), |layout| known(&layout));
+                (made.x.bytes(), known && streams && norm && made.x.bytes() >= floats)
             }
         };
         if fits {
@@ -273,7 +238,12 @@ impl Part<'_> {
 
 /// Whether a product with this matrix has the kernel that takes one row and can make its activations itself.
 pub fn streams(matrix: &Matrix, room: usize, digits: usize) -> bool {
-    room == 1 && digits > 0 && Stream::plan(&matrix.layout(), digits, true, matrix.limits()).is_some()
+    let (layout, limits) = (matrix.layout(), matrix.limits());
+    room == 1
+        && match digits {
+            0 => float::streams(&layout, room, limits),
+            _ => Stream::plan(&layout, digits, true, limits).is_some(),
+        }
 }
 
 /// Whether a kernel may begin before the one ahead has ended. Products that make two digits of a norm may not: with them, a
@@ -284,8 +254,12 @@ pub fn begins_early(entry: &Entry) -> bool {
 
 /// Whether gate and up can be one launch that writes the gated unit.
 pub fn gates(gate: &Part<'_>, up: &Part<'_>, room: usize) -> bool {
-    let rows = gate.matrix.layout().rows == up.matrix.layout().rows;
-    rows && gate.joins(up) && streams(gate.matrix, room, gate.x.digits())
+    let layout = gate.matrix.layout();
+    let streams = match gate.x.digits() {
+        0 => float::streams(&layout, room, gate.matrix.limits()),
+        digits => streams(gate.matrix, room, digits),
+    };
+    layout.rows == up.matrix.layout().rows && gate.joins(up) && streams
 }
 
 /// The launches that make these products for up to `room` rows of the step.
@@ -311,16 +285,18 @@ pub fn issues<'a>(step: Span<'a>, rows: Rows, room: usize, parts: &[Part<'a>]) -
 pub fn gated<'a>(
     step: Span<'a>,
     rows: Rows,
+    room: usize,
     act: Activation,
     [gate, up]: [&Part<'a>; 2],
 ) -> Result<Issue<'a>> {
-    gate.check(1)?;
-    up.check(1)?;
-    let plan = Stream::of(gate);
-    match plan.filter(|_| gates(gate, up, 1)) {
-        Some(plan) => Ok(plan.issue(step, rows, &[gate, up], Some(act))),
-        None => Err(Error::Refused("a gated unit of products that are not of one kind".into())),
-    }
+    gate.check(room)?;
+    up.check(room)?;
+    let issue = || match gate.x.digits() {
+        0 => float::gated(step, rows, room, act, [gate, up]),
+        _ => Some(Stream::of(gate)?.issue(step, rows, &[gate, up], Some(act))),
+    };
+    let issue = gates(gate, up, room).then(issue).flatten();
+    issue.ok_or_else(|| Error::Refused("a gated unit of products that are not of one kind".into()))
 }
 
 /// How the kernel for one row is launched (stream.cuh).
@@ -347,8 +323,8 @@ const STAGES_MAX: usize = 4;
 
 /// By how many bytes a large block takes more than half of a multiprocessor's shared memory; what a block takes besides what it
 /// asks for.
-const LARGER: usize = 6 << 10;
-const OTHER: usize = 3 << 10;
+pub(super) const LARGER: usize = 6 << 10;
+pub(super) const OTHER: usize = 3 << 10;
 
 /// Bytes of a stage that are aimed at: four rows, whole groups of units.
 const STAGE_BYTES: usize = 4736;
@@ -420,24 +396,28 @@ impl Stream {
                 (Arg::Nothing, Arg::Memory(made.x), norm, eps)
             }
         };
-        let act = match gated {
-            None => 0,
-            Some(Activation::Silu) => 1,
-            Some(Activation::GeluTanh) => 2,
-            Some(Activation::GeluErf) => 3,
-        };
         let mut arguments = vec![Arg::Memory(step), super::rows(which)];
         arguments.extend([cols, self.slab, self.stages].map(|n| Arg::U32(n as u32)));
         arguments.extend([quantized, x, norm, Arg::F32(eps), super::optional(first.residual)]);
-        arguments.extend([Arg::U32(act)]);
+        arguments.extend([Arg::U32(act(gated))]);
         arguments.extend(parts_arguments(parts));
         let entry = source(form).entries[first.x.digits() - 1];
         Issue { entry, shape, arguments }
     }
 }
 
+/// What kernels are told of a gated unit.
+pub(super) fn act(gated: Option<Activation>) -> u32 {
+    match gated {
+        None => 0,
+        Some(Activation::Silu) => 1,
+        Some(Activation::GeluTanh) => 2,
+        Some(Activation::GeluErf) => 3,
+    }
+}
+
 /// What kernels are told of the parts of a launch.
-fn parts_arguments<'a>(parts: &[&Part<'a>]) -> Vec<Arg<'a>> {
+pub(super) fn parts_arguments<'a>(parts: &[&Part<'a>]) -> Vec<Arg<'a>> {
     let one = |i: usize| match parts.get(i) {
         Some(part) => [
             Arg::Memory(part.matrix.span()),
@@ -458,44 +438,33 @@ fn issue<'a>(step: Span<'a>, which: Rows, room: u32, parts: &[&Part<'a>]) -> Iss
     let MatrixLayout { form, cols, .. } = layout;
     let digits = first.x.digits();
     let limits = first.matrix.limits();
-    if let Some(plan) = Stream::of(first).filter(|_| room == 1 && digits > 0) {
+    if digits == 0 {
+        return float::issue(step, which, room as usize, parts);
+    }
+    if let Some(plan) = Stream::of(first).filter(|_| room == 1) {
         return plan.issue(step, which, parts, None);
     }
-    let entries = match form {
-        Form::F16 => &HALF[..],
-        Form::BF16 => &BRAIN,
-        Form::F32 => &SINGLE,
-        _ => source(form).entries,
-    };
-    if tile::serves(form) && digits > 0 {
+    let entries = source(form).entries;
+    if tile::serves(form) {
         return tile::issue(step, which, room, digits as u32, parts);
     }
-    let many = digits == 0 && room >= MANY_ROWS;
     // Rows of activations that a block takes; of integer forms but one, the kernel for one row is another.
-    let least = if digits == 0 || matches!(form, Form::Wide { .. }) { 1 } else { 2 };
-    let rows = if many { 8 } else { room.next_power_of_two().clamp(least, 8) };
+    let least = if matches!(form, Form::Wide { .. }) { 1 } else { 2 };
+    let rows = room.next_power_of_two().clamp(least, 8);
     let choice = rows.ilog2() as usize;
     let entry = match digits {
-        0 if many => entries[4],
         2 => entries[if matches!(form, Form::Wide { .. }) { 4 + choice } else { 1 }],
         _ => entries[choice],
     };
     let slab = slab(form, cols, rows as usize, digits);
-    let (per_warp, shared) = match digits {
-        0 if many => (8, 0),
-        0 => (8, rows as usize * slab * size_of::<f32>()),
-        _ => (4, shared_bytes(form, slab, rows as usize, digits)),
-    };
+    let (per_warp, shared) = (4, shared_bytes(form, slab, rows as usize, digits));
     let outputs = |part: &&Part<'_>| part.matrix.layout().rows as u32;
     let all: u32 = parts.iter().map(outputs).sum();
     let threads = threads(all.div_ceil(per_warp), limits.multiprocessors);
     let blocks = parts.iter().map(|part| outputs(part).div_ceil(threads / 32 * per_warp)).sum();
     let shape = Launch { shared_bytes: shared as u32, ..Launch::new([blocks, room.div_ceil(rows)], threads) };
 
-    let mut arguments = match many {
-        true => many_arguments(step, which, parts),
-        false => arguments(step, which, room, slab as u32, parts),
-    };
+    let mut arguments = arguments(step, which, room, slab as u32, parts);
     if let Form::Wide { unit, scale_unit, minima } = form {
         arguments.push(Arg::U32(unit as u32 | (scale_unit as u32) << 10 | u32::from(minima) << 20));
     }
@@ -518,22 +487,14 @@ pub(super) fn arguments<'a>(
     arguments
 }
 
-/// Arguments of a kernel of [`MANY_FLOATS`].
-fn many_arguments<'a>(step: Span<'a>, which: Rows, parts: &[&Part<'a>]) -> Vec<Arg<'a>> {
-    let cols = parts[0].matrix.layout().cols as u32;
-    let mut arguments = vec![Arg::Memory(step), super::rows(which), Arg::U32(cols)];
-    arguments.extend([Arg::Memory(parts[0].x.span()), super::optional(parts[0].residual)]);
-    arguments.extend(parts_arguments(parts));
-    arguments
-}
-
 /// Name of the path that products of this type of weights take with these activations, in a bucket of `room` rows; `streams`
 /// as [`streams`] says.
 pub fn path(dtype: DType, elem: Elem, room: usize, streams: bool) -> String {
     let digits = elem.digits().map(|(_, digits)| digits);
     let form = Form::of(dtype, digits.is_some());
     let how = match (digits, form) {
-        (None, _) if room >= MANY_ROWS as usize => "f32x32.many",
+        (None, _) if room >= float::MANY_ROWS => "f32x32.many",
+        (None, _) if streams => "f32x32.stream",
         (None, _) => "f32x32.few",
         (Some(_), _) if streams => "int.stream",
         (Some(_), Form::Wide { .. }) => "int.dp2a",
@@ -543,21 +504,15 @@ pub fn path(dtype: DType, elem: Elem, room: usize, streams: bool) -> String {
 }
 
 /// Threads of a block: as many warps as leave two blocks for each multiprocessor, so that none stands idle long.
-fn threads(warps: u32, multiprocessors: u32) -> u32 {
+pub(super) fn threads(warps: u32, multiprocessors: u32) -> u32 {
     32 * (warps / (2 * multiprocessors.max(1))).clamp(2, 8).next_power_of_two().min(8)
 }
 
-/// Units (columns for floats) that lie in shared memory at a time: whole rounds of loads ahead.
+/// Units that lie in shared memory at a time: whole rounds of eight lanes, which own a unit each.
 fn slab(form: Form, cols: usize, rows: usize, digits: usize) -> usize {
-    let (round, all, one) = match (digits, form.unit()) {
-        (0, _) | (_, None) => (128, cols, rows * size_of::<f32>()),
-        (_, Some(unit)) => {
-            // Eight lanes, which own a unit each.
-            (8, cols / unit, shared_bytes(form, 8, rows, digits) / 8)
-        }
-    };
-    let most = (SHARED_MAX / one / round * round).max(round);
-    all.next_multiple_of(round).min(most)
+    let (all, one) = (cols / form.unit().unwrap_or(cols), shared_bytes(form, 8, rows, digits) / 8);
+    let most = (SHARED_MAX / one / 8 * 8).max(8);
+    all.next_multiple_of(8).min(most)
 }
 
 /// Shared memory of a slab: digits, sums for every 16 of them, scales.

@@ -8,6 +8,7 @@
 pub mod attention;
 pub mod elementwise;
 pub mod embed;
+pub mod float;
 pub mod kv;
 pub mod linear;
 pub mod norm;
@@ -80,7 +81,9 @@ pub const SOURCES: &[&Source] = &[
     &norm::SOURCE,
     &quantize::SOURCE,
     &rates::SOURCE,
-    &linear::FLOAT,
+    &float::F32,
+    &float::F16,
+    &float::BF16,
     &linear::Q4_0,
     &linear::Q4_1,
     &linear::Q5_0,
