@@ -46,7 +46,7 @@ pub(crate) fn path_name(step: &Step, program: &Program, model: &Model, left: boo
             names.join("+")
         }
         Op::Attention { .. } => "attention.f32x32.cuda".into(),
-        op if left => format!("{}.in_products.cuda", op.name()),
+        op if left => format!("{}.in_readers.cuda", op.name()),
         op => format!("{}.cuda", op.name()),
     }
 }
@@ -275,7 +275,11 @@ impl<'a> Binder<'a> {
                 let heads = cols / *head_dim as u32;
                 let sizes = [heads, shape.heads as u32, *head_dim as u32];
                 let y = self.span(first)?;
-                let arguments = kv::rope_store(at, pools, sizes, self.rope(*rope), [q, k, v], y).into();
+                let made = [&step.inputs[0], &step.inputs[1]].map(|slot| self.left.of(slot));
+                let norms = made.map(|made| made?.norm);
+                let [q, k] = [(q, made[0]), (k, made[1])].map(|(x, made)| made.map_or(x, |made| made.x));
+                let rope = self.rope(*rope);
+                let arguments = kv::rope_store(at, pools, sizes, rope, [q, k, v], norms, y);
                 let entry = kv::rope_store_kernel(self.model.kv_type);
                 vec![Issue { entry, shape: kv::rope_store_shape(rows, heads, &shape), arguments }]
             }

@@ -1,6 +1,6 @@
 //! Rows that no kernel makes for itself: where all that read one are products with one row, each of them quantizes it
-//! ([`crate::kernels::linear::streams`]), and a norm before it too; f32 products make its norm. That saves a kernel, and a
-//! round trip through memory.
+//! ([`crate::kernels::linear::streams`]), and a norm before it too; f32 products make its norm. Norms of heads are made, for
+//! any number of rows, by the rotation that reads them. That saves a kernel, and a round trip through memory.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -34,46 +34,56 @@ fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// Whether the products that read a step's result can make it: `streams(step, part)` says which can.
+/// Whether those that read a step's result can make it: `streams(step, part)` says which products can.
 fn is_left(steps: &[&Step], at: usize, bucket: &Bucket, streams: &dyn Fn(&Step, usize) -> bool) -> bool {
     let step = steps[at];
-    let norm = matches!(step.op, Op::RmsNorm { .. });
-    // What its readers read in its place must still be there.
-    let source = match &step.op {
-        Op::RmsNorm { group, .. } if *group == step.inputs[0].ty().cols => {
-            Some(bytes(&step.inputs[0], bucket))
-        }
-        Op::Quantize { .. } => Some(bytes(&step.inputs[0], bucket)),
-        Op::Attention { .. } | Op::Linear { gated: Some(_), .. } => None,
+    // Columns that a norm takes together.
+    let group = match step.op {
+        Op::RmsNorm { group, .. } => Some(group),
+        Op::Quantize { .. } | Op::Attention { .. } | Op::Linear { gated: Some(_), .. } => None,
         _ => return false,
     };
+    // What its readers read in its place must still be there.
+    let source = matches!(step.op, Op::RmsNorm { .. } | Op::Quantize { .. });
+    let source = source.then(|| bytes(&step.inputs[0], bucket));
     step.outputs.iter().all(|slot| {
         let (ty, own) = (slot.ty(), bytes(slot, bucket));
-        let result = matches!(slot, Slot::Output { .. });
-        if (ty.elem.digits().is_none() && !norm) || bucket.rows(ty.rows) != 1 || result {
+        let (floats, one) = (ty.elem.digits().is_none(), bucket.rows(ty.rows) == 1);
+        if matches!(slot, Slot::Output { .. }) || (floats && group.is_none()) {
             return false;
         }
         let mut readers = 0;
         let mut source_is_there = true;
         for reader in &steps[at + 1..] {
             let writes = |of: &Range<usize>| reader.outputs.iter().any(|o| overlap(&bytes(o, bucket), of));
+            let keeps = source.as_ref().is_none_or(|source| !writes(source));
             let reads =
                 reader.inputs.iter().enumerate().filter(|(_, input)| overlap(&bytes(input, bucket), &own));
             for (input, read) in reads {
-                let Op::Linear { parts, .. } = &reader.op else { return false };
-                let all = (0..parts.len()).filter(|&part| parts[part].input == input);
-                let mut parts = all.clone();
-                source_is_there &= source.as_ref().is_none_or(|source| !writes(source));
-                if read != slot
-                    || !source_is_there
-                    || parts.next().is_none()
-                    || !all.clone().all(|p| streams(reader, p))
-                {
+                let makes = match &reader.op {
+                    Op::Linear { parts, .. } => {
+                        let mut parts =
+                            (0..parts.len()).filter(|&part| parts[part].input == input).peekable();
+                        let whole = group.is_none_or(|group| group == ty.cols);
+                        let any = parts.peek().is_some();
+                        one && whole && keeps && any && parts.all(|part| streams(reader, part))
+                    }
+                    // A block reads a head of queries, or of keys, before it writes to the same place.
+                    Op::RopeStore { head_dim, .. } => {
+                        let same = |source: &Range<usize>| {
+                            input == 0 && bytes(&reader.outputs[0], bucket) == *source
+                        };
+                        let keeps = keeps || source.as_ref().is_some_and(same);
+                        floats && group == Some(*head_dim) && input < 2 && keeps
+                    }
+                    _ => false,
+                };
+                if read != slot || !source_is_there || !makes {
                     return false;
                 }
                 readers += 1;
             }
-            source_is_there &= source.as_ref().is_none_or(|source| !writes(source));
+            source_is_there &= keeps;
             if writes(&own) {
                 break;
             }

@@ -326,11 +326,38 @@ fn rope_and_stores_have_the_bits_of_the_reference() {
         check("kv_store", &launch(host, kv::store_kernel(kind), shape, &memory, &arguments), &k);
 
         let shape = kv::rope_store_shape(BUCKET.t as u32, heads as u32, &layer);
-        let arguments =
-            [s, group, cells, n, n_kv, dim, p, style, table, q_in, k_in, v_in, q_in, keys, values, count];
-        let back = launch(host, kv::rope_store_kernel(kind), shape, &memory, &arguments);
-        assert_bits(&format!("rope_store: {what}"), &floats(&back[2]), &q_want);
-        check("rope_store", &back, &rotated(&spec, &k, cols, head_dim));
+        for norms in [[false, false], [true, false], [false, true], [true, true]] {
+            let [weights, eps] = [numbers(10, head_dim, false), vec![1e-5, 1e-3]];
+            let mut memory = memory.to_vec();
+            memory.push(bytes(&weights));
+            let norm = |at: usize| if norms[at] { Value::Memory(8) } else { Value::Nothing };
+            let normed = |at: usize, x: &[f32]| -> Vec<f32> {
+                let norm = |x| reference::rms_norm(x, &weights, eps[at]);
+                if norms[at] { x.chunks(head_dim).flat_map(norm).collect() } else { x.to_vec() }
+            };
+            let arguments = [
+                [s, group, cells, n, n_kv, dim, p, style, table, q_in, k_in, v_in],
+                [
+                    norm(0),
+                    Value::F32(eps[0]),
+                    norm(1),
+                    Value::F32(eps[1]),
+                    q_in,
+                    keys,
+                    values,
+                    count,
+                    s,
+                    s,
+                    s,
+                    s,
+                ],
+            ];
+            let arguments = &arguments.as_flattened()[..20];
+            let back = launch(host, kv::rope_store_kernel(kind), shape, &memory, arguments);
+            let q_want = padded(&rotated(&spec, &normed(0, &q), q_cols, head_dim), q_cols, BUCKET.t);
+            assert_bits(&format!("rope_store: {what}, norms {norms:?}"), &floats(&back[2]), &q_want);
+            check("rope_store", &back, &rotated(&spec, &normed(1, &k), cols, head_dim));
+        }
 
         // Cells outside the pool are left alone: the last row's is beyond 100.
         let few = [s, group, Value::U32(100), dim, k_in, v_in, keys, values, count];

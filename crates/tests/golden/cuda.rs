@@ -24,18 +24,20 @@ pub fn open(device: &StandIn, eager: bool) -> Cuda {
     Cuda::on(device.driver(), &options).expect("the stand-in opens")
 }
 
-/// A small model in mixed formats, prompt and generated tokens: every hidden state and logit has the CPU's bits.
+/// Small models in mixed formats and in float ones, prompt and generated tokens: every hidden state and logit has the CPU's bits.
 #[test]
 fn a_model_has_the_bits_of_the_cpu() {
     let Some(device) = StandIn::new("a whole model on CUDA") else { return };
-    let path = fixture("gguf/qwen3-s1-wide/model-q4_k_m.gguf");
-    let checkpoint = Arc::new(Checkpoint::open(&path).expect("a fixture"));
-    let open: [&mut Open<'_>; 2] = [&mut |_| Ok(cpu(1, None)), &mut |_| Ok(Box::new(open(&device, false)))];
-    let parity = parity::devices(&checkpoint, PlanOptions::default(), 3, open, &mut |_, _| ());
-    let parity = parity.expect("both run");
-    assert_eq!(parity.first, None, "{parity:?}");
-    assert!(parity.steps > 3 && parity.values > 100_000, "{parity:?}");
-    assert_eq!((parity.replays, &parity.declined), (3, &Vec::new()), "{parity:?}");
+    for path in ["gguf/qwen3-s1-wide/model-q4_k_m.gguf", "models/qwen3"] {
+        let checkpoint = Arc::new(Checkpoint::open(&fixture(path)).expect("a fixture"));
+        let open: [&mut Open<'_>; 2] =
+            [&mut |_| Ok(cpu(1, None)), &mut |_| Ok(Box::new(open(&device, false)))];
+        let parity = parity::devices(&checkpoint, PlanOptions::default(), 3, open, &mut |_, _| ());
+        let parity = parity.expect("both run");
+        assert_eq!(parity.first, None, "{path}: {parity:?}");
+        assert!(parity.steps > 3 && parity.values > 100_000, "{path}: {parity:?}");
+        assert_eq!((parity.replays, &parity.declined), (3, &Vec::new()), "{path}: {parity:?}");
+    }
 }
 
 /// Where graphs are compared with eager execution, one that was not used is told: nothing would have been compared.

@@ -154,6 +154,15 @@ static __device__ __forceinline__ float tree_of_block(float s, float* shared) {
     return s;
 }
 
+// Of 256 in shared memory, which each warp makes for itself; in every lane.
+static __device__ __forceinline__ float sum_of_256(const float* sums) {
+    u32 lane = threadIdx.x % 32;
+    float s[4];
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) s[j] = add(sums[lane + 32 * j], sums[lane + 32 * j + 128]);
+    return __shfl_sync(FULL, tree32(add(add(s[0], s[2]), add(s[1], s[3]))), 0);
+}
+
 // The largest of 32 lanes, in every lane; NaN wins.
 static __device__ __forceinline__ float larger32(float s) {
     for (u32 other = 16; other > 0; other /= 2) s = larger(s, __shfl_xor_sync(FULL, s, other));

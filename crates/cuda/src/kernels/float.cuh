@@ -111,13 +111,7 @@ static __device__ __forceinline__ void norm_staged(float* row, const float* norm
         sums[odd * 128 + 32 * j + l] = s;
     }
     __syncthreads();
-    // Each warp makes the sum for itself.
-    float s[4];
-#pragma unroll
-    for (u32 j = 0; j < 4; j++) s[j] = add(sums[lane + 32 * j], sums[lane + 32 * j + 128]);
-    float sum[1] = {add(add(s[0], s[2]), add(s[1], s[3]))};
-    fold<1, 16>(sum);
-    float r = quotient(1.0f, root(add(quotient(sum[0], (float)cols), eps)));
+    float r = quotient(1.0f, root(add(quotient(sum_of_256(sums), (float)cols), eps)));
     auto normed = [&](u32 b, const Words& w) {
         Words* at = (Words*)(row + b * FLOAT_BLOCK + 4 * lane);
         Words x = *at;

@@ -9,7 +9,7 @@ use ingle_graph::reference::rope_entry;
 use ingle_graph::{KvType, PAGE, RopeSpec};
 
 use super::Source;
-use crate::driver::Param::{Memory, U32};
+use crate::driver::Param::{F32, Memory, U32};
 use crate::driver::{Arg, Entry, Launch, Param, Span};
 
 /// Rotation alone.
@@ -17,7 +17,10 @@ pub const ROPE: Entry = Entry { name: "rope", params: &[Memory, U32, U32, U32, M
 
 const STORE: &[Param] = &[Memory, U32, U32, U32, Memory, Memory, Memory, Memory, Memory];
 const ROPE_STORE: &[Param] = &[
-    Memory, U32, U32, U32, U32, U32, U32, U32, Memory, Memory, Memory, Memory, Memory, Memory, Memory, Memory,
+    Memory, U32, U32, U32, U32, U32, U32, U32, Memory, // step, group, cells, sizes, rotation
+    Memory, Memory, Memory, Memory, F32, Memory,
+    F32, // q, k, v, norms of q and of k with their epsilons
+    Memory, Memory, Memory, Memory, // y, keys, values, saturated
 ];
 
 const KV_STORE_F32: Entry = Entry { name: "kv_store_f32", params: STORE };
@@ -103,7 +106,10 @@ pub fn store_shape(rows: u32, layer: &KvLayer) -> Launch {
 
 /// Shape of a rotation with a store.
 pub fn rope_store_shape(rows: u32, heads: u32, layer: &KvLayer) -> Launch {
-    Launch::new([rows, heads + 2 * layer.heads as u32], threads(layer.head_dim as u32))
+    let head_dim = layer.head_dim as u32;
+    let threads = head_dim.next_power_of_two().clamp(32, 256);
+    let shape = Launch::new([rows, heads + 2 * layer.heads as u32], threads);
+    Launch { shared_bytes: head_dim * size_of::<f32>() as u32, ..shape }
 }
 
 /// A rotary embedding on the device.
@@ -157,19 +163,30 @@ pub fn store<'a>(step: Span<'a>, pools: Pools<'a>, head_dim: u32, k: Span<'a>, v
     [step, group, cells, head_dim, k, v, keys, values, saturated]
 }
 
-/// Arguments of a rotation with a store: q and y `[T, heads * head_dim]`, k and v `[T, kv_heads * head_dim]`.
+/// A norm of each head: weights `[head_dim]`, and its epsilon.
+pub type HeadNorm<'a> = Option<(Span<'a>, f32)>;
+
+/// Arguments of a rotation with a store: q and y `[T, heads * head_dim]`, k and v `[T, kv_heads * head_dim]`; q and k become
+/// their norms first, where they have one.
 pub fn rope_store<'a>(
     step: Span<'a>,
     pools: Pools<'a>,
     [heads, kv_heads, head_dim]: [u32; 3],
     rope: Rope<'a>,
     [q, k, v]: [Span<'a>; 3],
+    norms: [HeadNorm<'a>; 2],
     y: Span<'a>,
-) -> [Arg<'a>; 16] {
-    let [pairs, style, table] = rope.arguments();
-    let sizes = [pools.group, pools.cells, heads, kv_heads, head_dim].map(Arg::U32);
-    let [group, cells, heads, kv_heads, head_dim] = sizes;
-    let [step, q, k, v, y] = [step, q, k, v, y].map(Arg::Memory);
-    let [keys, values, saturated] = [pools.keys, pools.values, pools.saturated].map(Arg::Memory);
-    [step, group, cells, heads, kv_heads, head_dim, pairs, style, table, q, k, v, y, keys, values, saturated]
+) -> Vec<Arg<'a>> {
+    let sizes = [pools.group, pools.cells, heads, kv_heads, head_dim];
+    let norm = |norm: HeadNorm<'a>| {
+        let (weights, eps) = norm.unzip();
+        [super::optional(weights), Arg::F32(eps.unwrap_or(0.0))]
+    };
+    let mut arguments = vec![Arg::Memory(step)];
+    arguments.extend(sizes.map(Arg::U32));
+    arguments.extend(rope.arguments());
+    arguments.extend([q, k, v].map(Arg::Memory));
+    arguments.extend(norms.into_iter().flat_map(norm));
+    arguments.extend([y, pools.keys, pools.values, pools.saturated].map(Arg::Memory));
+    arguments
 }

@@ -33,6 +33,8 @@ pub enum Value {
     Memory(usize),
     U32(u32),
     F32(f32),
+    /// No memory.
+    Nothing,
 }
 
 /// Runs one launch and gives the memories back. It runs in two orders, which must come to the same.
@@ -65,6 +67,7 @@ pub fn launch(
                 Value::Memory(number) => Arg::Memory(buffers[number].all()),
                 Value::U32(value) => Arg::U32(value),
                 Value::F32(value) => Arg::F32(value),
+                Value::Nothing => Arg::Nothing,
             })
             .collect();
         stream.launch(&function, &shape, &arguments).unwrap_or_else(|error| panic!("{error}"));
