@@ -46,6 +46,7 @@ pub fn bench(flags: &Bench) -> Result<()> {
         numerics: flags.numerics,
         kv: flags.kv,
         activations: flags.activations,
+        sample: true,
         ..PlanOptions::default()
     };
     let context = tests.iter().map(Test::context).max().unwrap_or(2);

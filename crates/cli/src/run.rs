@@ -205,14 +205,8 @@ fn stats(session: &mut Session, reply: &Reply) {
     lines.extend(layout.iter().map(|layout| ("layers", layout.line())));
     lines.extend(reply.seed.map(|seed| ("seed", seed.to_string())));
     lines.push(("peak memory", sys::peak_memory_bytes().map_or("unknown".into(), bytes)));
-    let (counts, paths): (Vec<_>, Vec<_>) = session
-        .handle
-        .engine()
-        .runner()
-        .backend()
-        .paths()
-        .into_iter()
-        .partition(|path| path.path == PathCount::SATURATED);
+    let (counts, paths): (Vec<_>, Vec<_>) =
+        session.handle.engine().paths().into_iter().partition(|path| path.path == PathCount::SATURATED);
     let saturated: u64 = counts.iter().map(|count| count.count).sum();
     lines.push(("kv", format!("saturated keys/values: {saturated}")));
     lines.push((

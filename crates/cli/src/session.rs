@@ -106,6 +106,15 @@ pub fn cpu(flags: &DeviceFlags) -> ingle_graph::Result<Box<dyn Backend>> {
     Ok(Box::new(Cpu::new(&options)?))
 }
 
+/// The host for a plan: it chooses tokens outside of programs.
+///
+/// # Errors
+/// As [`Cpu::new`].
+pub fn host(flags: &DeviceFlags, plan: Plan<'_>) -> ingle_graph::Result<Box<dyn Backend>> {
+    plan.options.sample = false;
+    cpu(flags)
+}
+
 /// Threads that work: those asked for, of which no more than there are processors, for the others would only make these
 /// wait (a third of a small model's generated tokens with twice as many); else one for each physical core.
 pub fn threads(flags: &DeviceFlags) -> usize {
@@ -155,6 +164,7 @@ pub fn layout(flags: &DeviceFlags, plan: Plan<'_>) -> ingle_graph::Result<Option
     };
     plan.options.float = float(found.is_some(), plan.options.numerics, plan.graph);
     plan.options.placement = found.as_ref().map_or_else(Placement::default, |found| found.fit.placement());
+    plan.options.sample &= found.as_ref().is_some_and(|found| found.fit.is_whole());
     Ok(found)
 }
 
@@ -169,11 +179,12 @@ pub fn device(
     layout: &mut Option<Layout>,
     plan: Plan<'_>,
 ) -> ingle_graph::Result<Box<dyn Backend>> {
-    let Some(options) = cuda_options(flags) else { return cpu(flags) };
+    let Some(options) = cuda_options(flags) else { return host(flags, plan) };
     let found = on_gpu(&CudaOptions { eager, ..options }, flags.gpu_memory, &plan);
-    let Some((gpu, found)) = unless_auto(flags, found)? else { return cpu(flags) };
+    let Some((gpu, found)) = unless_auto(flags, found)? else { return host(flags, plan) };
     let split = !found.fit.is_whole();
     plan.options.placement = found.fit.placement();
+    plan.options.sample &= !split;
     if split && layout.is_none() {
         term::say(&format!("note: {}", found.line()));
     }
@@ -200,12 +211,13 @@ pub fn float(on_gpu: bool, numerics: Numerics, graph: &Graph) -> FloatArithmetic
     }
 }
 
-/// The options of every program of a model, but for what depends on the device.
+/// The options of every program of a model, but for what depends on the device, which chooses tokens if it can.
 pub fn plan_options(flags: &PlanFlags) -> PlanOptions {
     PlanOptions {
         numerics: flags.numerics,
         kv: flags.kv,
         activations: flags.activations,
+        sample: true,
         ..PlanOptions::default()
     }
 }

@@ -99,7 +99,7 @@ fn devices(flags: &Verify, checkpoint: &Arc<Checkpoint>) -> Result<()> {
     let (mut layout, mut eager) = (None, None);
     let mut first = |plan: Plan<'_>| match flags.replay {
         true => session::device(&flags.device, true, &mut eager, plan),
-        false => session::cpu(&flags.device),
+        false => session::host(&flags.device, plan),
     };
     let mut second = |plan: Plan<'_>| session::device(&flags.device, false, &mut layout, plan);
     let names = if flags.replay { ["eager", "replayed"] } else { ["on the CPU", "on the GPU"] };
@@ -107,7 +107,7 @@ fn devices(flags: &Verify, checkpoint: &Arc<Checkpoint>) -> Result<()> {
     let open: [&mut Open<'_>; 2] = [&mut first, &mut second];
     let parity = parity::devices(checkpoint, PlanOptions::default(), generated, open, &mut watch);
     counter.finish_and_clear();
-    let Parity { steps, tensors, values, first, replays, declined } = parity?;
+    let Parity { steps, tensors, values, tokens, first, replays, declined } = parity?;
     // Without replays, eager execution would have been compared with itself.
     let idle = flags.replay && (replays == 0 || !declined.is_empty());
     let mut out = stdout().lock();
@@ -117,13 +117,14 @@ fn devices(flags: &Verify, checkpoint: &Arc<Checkpoint>) -> Result<()> {
             json!({ "tensor": first.tensor, "position": first.position, "column": first.column, "bits": bits })
         });
         let report = json!({ "ok": first.is_none() && !idle, "contract": ingle_graph::CONTRACT_VERSION, "steps": steps,
-            "tensors": tensors, "values": values, "replays": replays, "declined": declined, "first": first });
+            "tensors": tensors, "values": values, "tokens": tokens, "replays": replays, "declined": declined, "first": first });
         writeln!(out, "{report}")?;
     } else {
         let of_graphs = if flags.replay { format!("; {replays} replays of graphs") } else { String::new() };
         writeln!(
             out,
-            "{steps} steps, {tensors} tensors, {values} values compared as bits, in exact mode{of_graphs}"
+            "{steps} steps, {tensors} tensors, {values} values compared as bits, in exact mode; {tokens} tokens that the \
+             GPU chose{of_graphs}"
         )?;
         if let Some(Difference { tensor, position, column, values: [a, b] }) = &first {
             writeln!(

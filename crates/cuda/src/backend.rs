@@ -15,7 +15,7 @@ use ingle_graph::{
 };
 use ingle_tensor::{Checkpoint, TensorInfo, quant};
 
-use crate::bind::{ALIGN, Binder, f32_bytes, path_name, spare_bytes};
+use crate::bind::{Binder, f32_bytes, path_name, spare_bytes};
 use crate::budget::{self, Held, Room};
 use crate::capture::{self, State};
 use crate::compile::{Compiler, Search};
@@ -188,6 +188,8 @@ pub(crate) struct Ready {
     /// By output: what it is copied through. A copy to other memory goes through the driver's, several times as slow.
     through: Vec<Pinned>,
     layout: StepLayout,
+    /// Where in a step's data it is.
+    at: usize,
     brought: Vec<Brought>,
     device: Buffer,
     blobs: Vec<(Pinned, Event)>,
@@ -231,6 +233,8 @@ impl Source {
 /// The device memory that a program takes.
 pub(crate) struct Demand {
     layout: StepLayout,
+    /// Where it is in a step's data: behind the rows that are brought, since of what is last there may be less.
+    step: usize,
     brought: Vec<Brought>,
     /// Bytes of a step's data.
     pub(crate) data: usize,
@@ -248,15 +252,19 @@ impl Demand {
     /// Of a program's steps, in a bucket that need not be the program's own but for the arena.
     pub(crate) fn of(program: &Program, bucket: &Bucket, context: usize) -> Result<Self> {
         let strides: Vec<usize> = program.kv_groups.iter().map(|_| context.div_ceil(PAGE)).collect();
-        let layout = StepLayout::new(*bucket, &strides)?;
-        let mut data = layout.bytes().next_multiple_of(ALIGN);
+        let mut layout = StepLayout::new(*bucket, &strides)?;
+        if program.steps().any(|step| matches!(step.op, Op::Sample { .. })) {
+            layout = layout.with_samplers()?;
+        }
+        let mut step = 0;
         let rows = program.steps().filter_map(|step| Some((Source::of(&step.op)?, step.outputs.first()?)));
         let brought = rows.map(|(from, slot)| {
-            let (offset, ty) = (data, slot.ty());
-            data += f32_bytes(slot, bucket);
+            let (offset, ty) = (step, slot.ty());
+            step += f32_bytes(slot, bucket);
             Brought { from, offset, rows: ty.rows, cols: ty.cols }
         });
         let brought = brought.collect();
+        let data = step + layout.bytes();
         let outputs = program.outputs.iter().map(|output| output.ty.bytes(bucket.rows(output.ty.rows)));
         let arena = program.arena_bytes.iter().copied().max().unwrap_or(0).max(1);
         let kept = program.steps().map(|step| spare_bytes(step, bucket, context)).max().unwrap_or(0);
@@ -267,7 +275,8 @@ impl Demand {
         let one =
             waiting.filter(|slot| bucket.rows(slot.ty().rows) == 1 && slot.ty().elem.digits().is_some());
         let spare = kept + one.map(|slot| f32_bytes(slot, bucket)).sum::<usize>();
-        Ok(Self { layout, brought, data, outputs: outputs.collect(), arena, spare: spare.max(1), kept })
+        let outputs = outputs.collect();
+        Ok(Self { layout, step, brought, data, outputs, arena, spare: spare.max(1), kept })
     }
 }
 
@@ -382,7 +391,7 @@ impl Cuda {
             return Err(Error::Refused("a program of another graph than the loaded one".into()));
         }
         let bucket = program.key.bucket;
-        let Demand { layout, brought, data: bytes, outputs, arena, spare, kept } =
+        let Demand { layout, step: at, brought, data: bytes, outputs, arena, spare, kept } =
             Demand::of(&program, &bucket, model.kv.context)?;
         let device = Buffer::new(&self.context, bytes)?;
         let outputs = outputs.into_iter().map(|bytes| Buffer::new(&self.context, bytes));
@@ -395,7 +404,7 @@ impl Cuda {
         let binder = Binder {
             bucket,
             model,
-            step: device.span(0, layout.bytes())?,
+            step: device.span(at, layout.bytes())?,
             blob: device.all(),
             brought: &brought,
             arena: self.arena.span(0, self.arena.backed_bytes())?,
@@ -440,6 +449,7 @@ impl Cuda {
             read,
             through,
             layout,
+            at,
             brought,
             device,
             blobs,
@@ -503,9 +513,9 @@ impl Ready {
 
     /// Writes a step's data and begins its copy to the device.
     pub(crate) fn upload(&mut self, model: &Model, stream: &Stream, inputs: &Inputs) -> Result<()> {
-        self.fill(model, inputs)?;
+        let bytes = self.fill(model, inputs)?;
         let (blob, event) = &self.blobs[self.next];
-        stream.upload(self.device.all(), blob, 0)?;
+        stream.upload(self.device.span(0, bytes)?, blob, 0)?;
         event.record(stream)?;
         self.next = (self.next + 1) % BLOBS;
         Ok(())
@@ -546,12 +556,13 @@ impl Ready {
         self.outputs.iter().map(read).collect()
     }
 
-    /// Writes a step's data into the blob whose turn it is, once the device has copied what was in it.
-    fn fill(&mut self, model: &Model, inputs: &Inputs) -> Result<()> {
+    /// Writes a step's data into the blob whose turn it is, once the device has copied what was in it. Returns how many bytes
+    /// it is.
+    fn fill(&mut self, model: &Model, inputs: &Inputs) -> Result<usize> {
         let (blob, event) = &mut self.blobs[self.next];
         event.synchronize()?;
         let bytes = blob.bytes()?;
-        self.layout.fill(inputs, None, &mut bytes[..self.layout.bytes()])?;
+        let used = self.layout.fill(inputs, None, &mut bytes[self.at..self.at + self.layout.bytes()])?;
         for &Brought { from, offset, rows, cols } in &self.brought {
             let to = bytes[offset..].chunks_exact_mut(4 * cols).take(inputs.rows(rows));
             let put = |to: &mut [u8], row: &[f32]| {
@@ -577,7 +588,7 @@ impl Ready {
                 }
             }
         }
-        Ok(())
+        Ok(self.at + used)
     }
 }
 

@@ -7,7 +7,7 @@ use ingle_graph::{Bucket, LinearPart, Op, Program, Slot, Step, WeightId};
 use crate::backend::{Brought, Model, Source, Stored};
 use crate::driver::{Arg, Buffer, Span};
 use crate::kernels::linear::{self, Input};
-use crate::kernels::{Issue, attention, elementwise, kv, norm, quantize};
+use crate::kernels::{Issue, attention, elementwise, kv, norm, quantize, sample};
 use crate::weights::{Limits, Matrix};
 use crate::{Error, Result, fuse};
 
@@ -253,6 +253,12 @@ impl<'a> Binder<'a> {
                 let shape = norm::peaks_shape(rows, from, span);
                 let arguments = norm::peaks(at, kind, from, span, x, self.span(first)?).into();
                 vec![Issue { entry: norm::PEAKS, shape, arguments }]
+            }
+            (Op::Sample { span }, &[logits, peaks]) => {
+                let from = step.inputs[0].ty().cols;
+                let shape = sample::shape(rows, from, *span)?;
+                let arguments = sample::arguments(at, from as u32, logits, peaks, self.span(first)?).into();
+                vec![Issue { entry: sample::SAMPLE, shape, arguments }]
             }
             (Op::Glu(Gated { act, emit }), &[gate, up]) => {
                 let outputs = self.outputs(&step.outputs, emit)?;

@@ -8,6 +8,7 @@
 //!
 //! Rows of a proof write to page 0, which no sequence owns.
 
+use ingle_graph::sample::{Change, Sampling};
 use ingle_graph::{Bucket, Inputs, KvInputs, PAGE};
 
 use crate::Result;
@@ -105,6 +106,21 @@ fn places(rows: usize, first: usize, context: usize) -> (Vec<u32>, Vec<u32>) {
     (0..rows).map(place).unzip()
 }
 
+/// How the token of a row of a proof is chosen: the likeliest, or one that is drawn, with some logits changed.
+fn sampling(row: usize, first: usize) -> Sampling {
+    let changes = (0..row as u32 % 2).map(|token| Change { token, bias: 0.5, seen: true, count: 1 });
+    Sampling {
+        temperature: [0.0, 1.0, 0.5][(row + first) % 3],
+        top_k: [0, 20][row % 2],
+        top_p: [1.0, 0.9][row / 2 % 2],
+        repetition_penalty: 1.1,
+        seed: first as u64,
+        position: row as u64,
+        changes: changes.collect(),
+        ..Sampling::greedy()
+    }
+}
+
 /// A step of the proof: each row is a sequence of its own, whose pages are all page 0.
 fn inputs(ready: &Ready, groups: usize, first: usize, context: usize) -> Inputs {
     let bucket = &ready.program.key.bucket;
@@ -117,6 +133,7 @@ fn inputs(ready: &Ready, groups: usize, first: usize, context: usize) -> Inputs 
         sequences: (0..rows as u32).collect(),
         kv: vec![kv; groups],
         wanted: (0..rows as u32).collect(),
+        sampling: (0..rows).map(|row| Some(sampling(row, first))).collect(),
         carried: ready.carried_sizes(bucket).map(|size| pattern(size, first)).collect(),
     }
 }

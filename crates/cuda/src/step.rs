@@ -3,6 +3,7 @@
 //! Offsets follow from the bucket and the widths of the page tables alone, so the blob has one size and one address for
 //! all steps of a program.
 
+use ingle_graph::sample::{CHANGES, Change, Sampling};
 use ingle_graph::{Bucket, Inputs, KvInputs};
 
 use crate::{Error, Result};
@@ -17,6 +18,10 @@ pub const FROM_HOST: u32 = u32::MAX;
 const WORDS: usize = 12;
 const GROUP_WORDS: usize = 4;
 
+/// Words of `struct Sampler`, and of `struct Change`.
+const SAMPLER_WORDS: usize = 16;
+const CHANGE_WORDS: usize = 4;
+
 /// Arrays begin at multiples of this.
 const ALIGN: usize = 16;
 
@@ -30,6 +35,8 @@ pub struct StepLayout {
     sequence_of: usize,
     wanted_rows: usize,
     groups: Vec<GroupLayout>,
+    /// Where samplers are, and the changes of their logits, which come last: of them there is as much as the step has.
+    samplers: Option<[usize; 2]>,
     bytes: usize,
 }
 
@@ -68,7 +75,33 @@ impl StepLayout {
             let (cells, tables) = (array(Some(bucket.t))?, array(bucket.s.checked_mul(stride))?);
             groups.push(GroupLayout { cells, tables, stride });
         }
-        Ok(Self { bucket, token_ids, token_sources, positions, sequence_of, wanted_rows, groups, bytes: end })
+        Ok(Self {
+            bucket,
+            token_ids,
+            token_sources,
+            positions,
+            sequence_of,
+            wanted_rows,
+            groups,
+            samplers: None,
+            bytes: end,
+        })
+    }
+
+    /// With room for how the tokens of wanted rows are chosen.
+    ///
+    /// # Errors
+    /// A blob of 4 GiB or more.
+    pub fn with_samplers(self) -> Result<Self> {
+        let changes = self.bytes + 4 * SAMPLER_WORDS * self.bucket.r;
+        let room = self.bucket.r.checked_mul(4 * CHANGE_WORDS * CHANGES);
+        let bytes = room.and_then(|room| room.checked_add(changes));
+        match bytes.filter(|&bytes| u32::try_from(bytes).is_ok()) {
+            Some(bytes) => Ok(Self { samplers: Some([self.bytes, changes]), bytes, ..self }),
+            None => {
+                Err(Error::Refused(format!("the data of a step of {:?} that chooses tokens", self.bucket)))
+            }
+        }
     }
 
     /// Bytes of the blob.
@@ -88,7 +121,7 @@ impl StepLayout {
             ("positions", self.positions),
             ("sequence_of", self.sequence_of),
             ("wanted_rows", self.wanted_rows),
-            ("reserved", 0),
+            ("samplers", self.samplers.map_or(0, |[samplers, _]| samplers)),
             ("reserved", 0),
             ("reserved", 0),
         ];
@@ -105,12 +138,12 @@ impl StepLayout {
 
     /// Writes a step into the blob. `sources[row]` is [`FROM_HOST`], or the index of the token that the device sampled and
     /// that stands in for the host's; without sources all are the host's. What lies behind the step's own rows stays as it
-    /// is: no kernel reads it.
+    /// is: no kernel reads it. Returns how many of the bytes the step has need of, from the first on.
     ///
     /// # Errors
     /// Inputs that are larger than the bucket, tables of another width, a blob of another size. That indices are sound is
     /// [`Inputs::check`]'s to find.
-    pub fn fill(&self, inputs: &Inputs, sources: Option<&[u32]>, blob: &mut [u8]) -> Result<()> {
+    pub fn fill(&self, inputs: &Inputs, sources: Option<&[u32]>, blob: &mut [u8]) -> Result<usize> {
         let (t, r, s) = (inputs.tokens.len(), inputs.wanted.len(), inputs.sequence_count());
         let Bucket { t: most_t, r: most_r, s: most_s } = self.bucket;
         if t > most_t || r > most_r || s > most_s || blob.len() != self.bytes {
@@ -149,8 +182,53 @@ impl StepLayout {
             let words = s * kv.table_stride;
             put(group.tables, kv.tables.get(..words).unwrap_or_default(), words, "pages in tables")?;
         }
-        Ok(())
+        let Some([samplers, mut end]) = self.samplers else { return Ok(self.bytes) };
+        for row in 0..r {
+            let sampling = inputs.sampling(row);
+            let changes = sampling.map_or(&[][..], |sampling| &sampling.changes);
+            if changes.len() > CHANGES {
+                return Err(Error::Refused(format!("{} changes of logits for {CHANGES}", changes.len())));
+            }
+            let words: Vec<u32> = sampler(sampling, end).into_iter().map(|(_, word)| word).collect();
+            put(samplers + 4 * SAMPLER_WORDS * row, &words, SAMPLER_WORDS, "words of a sampler")?;
+            for words in changes.iter().map(change) {
+                put(end, &words, CHANGE_WORDS, "words of a change")?;
+                end += 4 * CHANGE_WORDS;
+            }
+        }
+        Ok(end)
     }
+}
+
+/// The words of `struct Sampler`, by their names in it; `changes`: where those of its logits are.
+fn sampler(sampling: Option<&Sampling>, changes: usize) -> Vec<(&'static str, u32)> {
+    let nothing = Sampling::greedy();
+    let of = sampling.unwrap_or(&nothing);
+    let halves = |x: u64| [x as u32, (x >> 32) as u32];
+    let ([seed, seed_high], [position, position_high]) = (halves(of.seed), halves(of.position));
+    vec![
+        ("asked", sampling.is_some().into()),
+        ("temperature", of.temperature.to_bits()),
+        ("top_p", of.top_p.to_bits()),
+        ("min_p", of.min_p.to_bits()),
+        ("repetition_penalty", of.repetition_penalty.to_bits()),
+        ("frequency_penalty", of.frequency_penalty.to_bits()),
+        ("presence_penalty", of.presence_penalty.to_bits()),
+        ("top_k", of.top_k),
+        ("seed", seed),
+        ("seed", seed_high),
+        ("choice", of.choice),
+        ("position", position),
+        ("position", position_high),
+        ("changes", changes as u32),
+        ("change_count", of.changes.len() as u32),
+        ("reserved", 0),
+    ]
+}
+
+/// The words of `struct Change`.
+fn change(change: &Change) -> [u32; CHANGE_WORDS] {
+    [change.token, change.bias.to_bits(), change.seen.into(), change.count]
 }
 
 #[cfg(test)]
@@ -231,6 +309,43 @@ mod tests {
             assert_eq!(array(word(group + 4), 2 * kv.table_stride), kv.tables);
             assert_eq!(word(group + 8) as usize, kv.table_stride);
         }
+    }
+
+    /// Samplers and changes lie where the words say; of the room for changes a step has what it uses.
+    #[test]
+    fn samplers_lie_where_the_words_say() {
+        let changes: Vec<Change> =
+            (0..3).map(|i| Change { token: 5 + i, bias: 0.5, seen: i == 1, count: 7 }).collect();
+        let greedy = Sampling { seed: 3 << 32 | 4, changes, ..Sampling::greedy() };
+        let inputs = Inputs { sampling: vec![None, Some(greedy.clone())], ..inputs() };
+        let layout =
+            StepLayout::new(Bucket { t: 4, s: 2, r: 3 }, &[4, 3]).and_then(StepLayout::with_samplers);
+        let layout = layout.expect("it fits");
+        let mut blob = vec![0xEE; layout.bytes()];
+        let used = layout.fill(&inputs, None, &mut blob).expect("it fits");
+        let word = |at: usize| u32::from_ne_bytes([blob[at], blob[at + 1], blob[at + 2], blob[at + 3]]);
+        let at =
+            |name: &str, of: &str| 4 * fields(of).iter().position(|field| field == name).expect("a field");
+        let samplers = word(at("samplers", "Step")) as usize;
+        let field = |row: usize, name: &str| word(samplers + 64 * row + at(name, "Sampler"));
+        assert_eq!([field(0, "asked"), field(0, "change_count"), field(1, "asked")], [0, 0, 1]);
+        assert_eq!([field(1, "seed"), field(1, "top_p"), field(1, "change_count")], [4, 1f32.to_bits(), 3]);
+        for (i, want) in greedy.changes.iter().enumerate() {
+            let from = field(1, "changes") as usize + 16 * i;
+            assert_eq!([from, from + 4, from + 8, from + 12].map(word), change(want));
+        }
+        assert_eq!(used, field(1, "changes") as usize + 3 * 16);
+        let names: Vec<&str> = sampler(None, 0).iter().map(|(name, _)| *name).collect();
+        assert_eq!(
+            (fields("Sampler"), fields("Change").len()),
+            (names.into_iter().map(String::from).collect(), CHANGE_WORDS)
+        );
+        let many = (0..CHANGES as u32 + 1).map(|token| Change { token, bias: 0.0, seen: true, count: 0 });
+        let sampling = vec![Some(Sampling { changes: many.collect(), ..Sampling::greedy() })];
+        assert!(
+            layout.fill(&Inputs { sampling, ..inputs }, None, &mut blob).is_err(),
+            "more than there is room for"
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Bits of the kernels without a GPU: on the stand-in, which runs them as C++ on the host, against the contract's definitions
 //! in `ingle_graph`. What the compiler for the device makes of them, only a device can tell.
 
+mod sample;
 mod shim;
 
 use half::{bf16, f16};

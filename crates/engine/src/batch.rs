@@ -22,7 +22,8 @@ pub struct Part<'a> {
 /// Fills `inputs` (cleared first; nothing is allocated once it has grown) with page tables of `strides[g]` pages for group
 /// `g`, and returns, for each part, how many wanted rows it has.
 pub fn fill(inputs: &mut Inputs, parts: &[Part<'_>], strides: &[usize]) -> Vec<usize> {
-    let Inputs { tokens, positions, sequences, kv, wanted, carried: _ } = inputs;
+    let Inputs { tokens, positions, sequences, kv, wanted, sampling, carried: _ } = inputs;
+    sampling.clear();
     for list in [&mut *tokens, positions, sequences, wanted] {
         list.clear();
     }

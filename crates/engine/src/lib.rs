@@ -68,6 +68,12 @@ pub enum Error {
         /// Name asked for.
         name: String,
     },
+    /// The device left something else than a token.
+    #[error("the device left {number} where a token was to be")]
+    Sampled {
+        /// What it left.
+        number: f32,
+    },
     /// A reference file that cannot be used.
     #[error("reference {}: {what}", path.display())]
     Reference {

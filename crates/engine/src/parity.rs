@@ -1,4 +1,4 @@
-//! Two devices compared: the same steps on both, every result as bits.
+//! Two devices compared: the same steps on both, every result as bits, and the tokens that the second chooses.
 //!
 //! In exact mode all that a program computes has the same bits on every device, so the first tensor that differs names the
 //! op at fault: hidden states are results too.
@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use ingle_graph::backend::PathCount;
+use ingle_graph::sample::choose;
 use ingle_graph::{Numerics, PlanOptions};
 use ingle_models::Model;
 use ingle_tensor::Checkpoint;
@@ -42,6 +43,8 @@ pub struct Parity {
     pub tensors: usize,
     /// Values in them.
     pub values: u64,
+    /// Tokens that the second device chose, compared with the definition's.
+    pub tokens: usize,
     /// The first difference, in order of computation.
     pub first: Option<Difference>,
     /// Replays of graphs on the second device.
@@ -78,7 +81,7 @@ pub fn devices(
     watch: &mut dyn FnMut(u64, u64),
 ) -> Result<Parity> {
     let model = Arc::new(Model::open(checkpoint)?);
-    let options = PlanOptions { numerics: Numerics::Exact, taps: true, ..options };
+    let options = PlanOptions { numerics: Numerics::Exact, taps: true, sample: true, ..options };
     let prompt = PROMPT.min(model.config.context / 2).max(1);
     let total = (prompt + generated).min(model.config.context);
     let kv = kv_plan_of_all(&model.graph, total, 1);
@@ -120,6 +123,19 @@ pub fn devices(
                 let (position, column) = (done + at / cols, at % cols);
                 let values = [want[at], got[at]];
                 parity.first = Some(Difference { tensor: name, position, column, values });
+                break 'steps;
+            }
+        }
+        // Where the first device chooses none, the definition does.
+        if feeds[1].outputs().iter().any(|name| name == "sampled") {
+            let got = feeds[1].output("sampled")?.last().copied().unwrap_or(f32::NAN);
+            let sampling = feeds[1].sampling(to - 1);
+            let logits = feeds[0].output("logits")?;
+            let want = choose(&logits[logits.len() - model.config.vocabulary..], Some(&sampling));
+            parity.tokens += 1;
+            if got != want.number() {
+                let (tensor, values) = ("sampled".into(), [want.number(), got]);
+                parity.first = Some(Difference { tensor, position: to - 1, column: 0, values });
                 break 'steps;
             }
         }

@@ -1,8 +1,10 @@
 //! The engine's step: read this first. Plan who computes how many tokens, give them pages, run the program once for all
-//! of them, sample, commit.
+//! of them, sample, commit. Where the program chooses tokens itself, only those rows are sampled here that it left to us.
 
 use std::collections::HashMap;
 
+use ingle_graph::backend::PathCount;
+use ingle_graph::sample::Chosen;
 use ingle_graph::{CONTRACT_VERSION, Inputs, KvGroup, LOGITS_SPAN, PAGE};
 
 use crate::batch::{self, Part};
@@ -79,6 +81,10 @@ pub struct Engine {
     inputs: Inputs,
     /// The step's peaks of logits, row by row.
     peaks: Vec<f32>,
+    /// By wanted row of the step: what the program chose.
+    chosen: Vec<Chosen>,
+    /// Tokens that programs chose, and those they left to the host, by reason.
+    choices: Vec<PathCount>,
     next_id: u64,
     stats: Stats,
 }
@@ -111,6 +117,8 @@ impl Engine {
             sequences: Vec::new(),
             inputs: Inputs::default(),
             peaks: Vec::new(),
+            chosen: Vec::new(),
+            choices: Vec::new(),
             next_id: 0,
             stats: Stats::default(),
             runner,
@@ -125,6 +133,13 @@ impl Engine {
     /// Counts since the engine was made.
     pub fn stats(&self) -> Stats {
         self.stats
+    }
+
+    /// Optional paths that ran, and those that did not and why: the device's, and who chose tokens, where a program may.
+    pub fn paths(&mut self) -> Vec<PathCount> {
+        let mut paths = self.runner.backend().paths();
+        paths.extend(self.choices.iter().cloned());
+        paths
     }
 
     /// Longest sequence in tokens.
@@ -250,6 +265,7 @@ impl Engine {
         };
         let parts: Vec<Part<'_>> = work.iter().map(part).collect();
         let wanted = batch::fill(&mut self.inputs, &parts, &self.rings);
+        self.ask(&work, &wanted);
         if let Err(error) = self.runner.run(&self.inputs) {
             for &(at, _) in &work {
                 let s = &mut self.sequences[at];
@@ -275,6 +291,41 @@ impl Engine {
         }
     }
 
+    /// Asks the program for the tokens that it can choose.
+    fn ask(&mut self, work: &[(usize, usize)], wanted: &[usize]) {
+        if !self.runner.options().sample {
+            return;
+        }
+        let vocabulary = self.runner.model().config.vocabulary;
+        for (&(at, _), _) in work.iter().zip(wanted).filter(|(_, w)| **w > 0) {
+            let s = &self.sequences[at];
+            let asked = s.sampler.on_device(&s.tokens, vocabulary, s.request.logprobs);
+            if let Err(why) = asked {
+                count(&mut self.choices, Some(why));
+            }
+            self.inputs.sampling.push(asked.ok());
+        }
+    }
+
+    /// What the program chose; nothing where it chooses none.
+    fn read_chosen(&mut self) -> Result<()> {
+        self.chosen.clear();
+        if !self.runner.options().sample {
+            return Ok(());
+        }
+        for &number in self.runner.output("sampled")? {
+            let chosen = Chosen::of(number).ok_or(Error::Sampled { number })?;
+            match chosen {
+                Chosen::Token(_) => count(&mut self.choices, None),
+                Chosen::Unasked => {}
+                Chosen::NaN => count(&mut self.choices, Some("NaN among the logits")),
+                Chosen::Nothing => count(&mut self.choices, Some("no logit is above negative infinity")),
+            }
+            self.chosen.push(chosen);
+        }
+        Ok(())
+    }
+
     /// One token for every sequence whose known tokens are all computed.
     fn sample(&mut self, work: &[(usize, usize)], wanted: &[usize]) -> Result<Vec<Event>> {
         let context = self.context();
@@ -282,15 +333,29 @@ impl Engine {
         if wanted.iter().all(|&w| w == 0) {
             return Ok(Vec::new());
         }
+        self.read_chosen()?;
+        let is_token = |chosen: &Chosen| matches!(chosen, Chosen::Token(_));
+        // Logits are only copied from the device for rows that are left to the host.
+        let left = self.chosen.is_empty() || !self.chosen.iter().all(is_token);
         self.peaks.clear();
-        self.peaks.extend_from_slice(self.runner.output("peaks")?);
-        let mut peaks = self.peaks.chunks_exact(vocabulary.div_ceil(LOGITS_SPAN));
-        let mut rows = self.runner.output("logits")?.chunks_exact(vocabulary);
+        if left {
+            self.peaks.extend_from_slice(self.runner.output("peaks")?);
+        }
+        let logits = if left { self.runner.output("logits")? } else { &[] };
+        let spans = vocabulary.div_ceil(LOGITS_SPAN);
         let mut events = Vec::new();
-        for (&(at, _), _) in work.iter().zip(wanted).filter(|(_, w)| **w > 0) {
+        let wanted = work.iter().zip(wanted).filter(|(_, w)| **w > 0);
+        for (row, (&(at, _), _)) in wanted.enumerate() {
             let s = &mut self.sequences[at];
-            let Some(logits) = rows.next() else { break };
-            let sample = match s.sampler.sample_peaked(logits, peaks.next(), &s.tokens, s.request.logprobs) {
+            let sample = match self.chosen.get(row) {
+                Some(&Chosen::Token(id)) => Ok(Sample { id, logprob: None, top: Vec::new(), nan: 0 }),
+                _ => {
+                    let logits = &logits[row * vocabulary..(row + 1) * vocabulary];
+                    let peaks = self.peaks.get(row * spans..(row + 1) * spans);
+                    s.sampler.sample_peaked(logits, peaks, &s.tokens, s.request.logprobs)
+                }
+            };
+            let sample = match sample {
                 Ok(sample) => sample,
                 Err(e) => {
                     events.push(Event::Failed(s.id, e.to_string()));
@@ -334,5 +399,15 @@ impl Engine {
             }
         }
         Ok(replies)
+    }
+}
+
+/// Counts a token that a program chose, or why it was left to the host.
+fn count(choices: &mut Vec<PathCount>, declined: Option<&str>) {
+    match choices.iter_mut().find(|path| path.declined.as_deref() == declined) {
+        Some(path) => path.count += 1,
+        None => {
+            choices.push(PathCount { path: "token".into(), declined: declined.map(String::from), count: 1 })
+        }
     }
 }

@@ -9,6 +9,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use ingle_graph::sample::{Change, Sampling};
 use ingle_graph::{Activations, Inputs, KvType, Numerics, PlanOptions};
 use ingle_models::Model;
 use ingle_tensor::{Checkpoint, quant, safetensors};
@@ -148,7 +149,33 @@ impl<'a> Feed<'a> {
         let part =
             Part { tokens: &self.tokens, computed: from, n: to - from, spans: &self.spans, all_rows: true };
         batch::fill(&mut self.inputs, &[part], &self.strides);
+        if self.runner.options().sample {
+            self.inputs.sampling = (from..to).map(|position| Some(self.sampling(position))).collect();
+        }
         self.runner.run(&self.inputs)
+    }
+
+    /// How the token after `position` is chosen, where the program chooses: another way at each, with the likeliest among
+    /// them, and now and then penalties.
+    pub(crate) fn sampling(&self, position: usize) -> Sampling {
+        let mut seen = self.tokens[position.saturating_sub(8)..=position].to_vec();
+        seen.truncate(position % 2 * seen.len());
+        seen.sort_unstable();
+        seen.dedup();
+        let change = |token| Change { token, bias: 0.25, seen: true, count: token % 3 };
+        Sampling {
+            temperature: [0.0, 1.0, 0.7][position % 3],
+            top_k: [0, 20][position / 3 % 2],
+            top_p: [1.0, 0.9][position / 6 % 2],
+            min_p: [0.0, 0.05][position / 12 % 2],
+            repetition_penalty: 1.1,
+            frequency_penalty: 0.5,
+            presence_penalty: 0.25,
+            seed: 7,
+            choice: 0,
+            position: position as u64 + 1,
+            changes: seen.into_iter().map(change).collect(),
+        }
     }
 
     /// Adds a token.

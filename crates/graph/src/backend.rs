@@ -8,6 +8,7 @@ use crate::builder::Graph;
 use crate::op::Rows;
 use crate::options::PlanOptions;
 use crate::program::Program;
+use crate::sample::Sampling;
 use crate::{Error, PAGE, Result};
 
 /// Size of the KV pools: one for each [`crate::KvGroup`], since groups keep different positions.
@@ -75,6 +76,9 @@ pub struct Inputs {
     pub kv: Vec<KvInputs>,
     /// Rows whose result is wanted.
     pub wanted: Vec<u32>,
+    /// How the tokens of wanted rows are chosen, in a program that chooses; none for rows whose tokens the host chooses, and
+    /// those that are not listed.
+    pub sampling: Vec<Option<Sampling>>,
     /// What other parts of a program for several devices computed for this one, `[rows, cols]` each.
     pub carried: Vec<Vec<f32>>,
 }
@@ -86,6 +90,11 @@ impl Inputs {
             Rows::T => self.tokens.len(),
             Rows::R => self.wanted.len(),
         }
+    }
+
+    /// How the token of a wanted row is chosen, if the program is to choose it.
+    pub fn sampling(&self, row: usize) -> Option<&Sampling> {
+        self.sampling.get(row).and_then(Option::as_ref)
     }
 
     /// Sequences of the step.
@@ -137,6 +146,19 @@ impl Inputs {
         }
         if let Some(w) = self.wanted.iter().find(|&&w| w as usize >= t) {
             return bad(format!("wanted row {w} of {t}"));
+        }
+        let sampled = program.steps().find(|step| matches!(step.op, crate::Op::Sample { .. }));
+        if let Some(logits) = sampled.and_then(|step| step.inputs.first()) {
+            let rows = self.sampling.iter().enumerate();
+            let of = |(row, sampling): (usize, &Option<Sampling>)| {
+                Some((row, sampling.as_ref()?.problem(logits.ty().cols)?))
+            };
+            if let Some((row, what)) = rows.filter_map(of).next() {
+                return bad(format!("sampling of wanted row {row}: {what}"));
+            }
+            if self.sampling.len() > self.wanted.len() {
+                return bad(format!("sampling of {} of {} rows", self.sampling.len(), self.wanted.len()));
+            }
         }
         for step in program.steps() {
             let (crate::Op::Carried { index }, [to]) = (&step.op, step.outputs.as_slice()) else { continue };

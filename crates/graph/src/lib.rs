@@ -15,6 +15,7 @@ pub mod passes;
 pub mod program;
 pub mod quantize;
 pub mod reference;
+pub mod sample;
 pub mod split;
 pub mod verify;
 
@@ -23,6 +24,7 @@ pub use builder::{Builder, Graph};
 pub use op::{Activation, AttentionSpec, LinearPart, Node, Op, RopeSpec, Rows, ValueId, ValueType, WeightId};
 pub use options::{Activations, Bucket, FloatArithmetic, KvType, Numerics, PlanKey, PlanOptions};
 pub use program::{KvGroup, KvLayer, Program, Segment, Slot, Step};
+pub use sample::Sampling;
 
 /// The version of the numeric contract (NUMERICS.md). It enters every prefix-cache key: results of different versions
 /// are never mixed.

@@ -298,6 +298,12 @@ pub enum Op {
         /// Columns, at least 1.
         span: usize,
     },
+    /// logits `[R, cols]` and their peaks -> `[R, 1]`: each row's token ([`crate::sample`]), as a number; below 0 where the
+    /// host must choose.
+    Sample {
+        /// Columns of which each peak is the largest.
+        span: usize,
+    },
     /// gate, up `[n, cols]` -> fl(act(gate) * up).
     Glu(Gated),
     /// x `[T, heads * head_dim]` -> the same, rotated by positions\[t\].
@@ -376,6 +382,7 @@ impl Op {
             Op::Scale(_) => "scale",
             Op::Softcap(_) => "softcap",
             Op::Peaks { .. } => "peaks",
+            Op::Sample { .. } => "sample",
             Op::Glu(_) => "glu",
             Op::Rope { .. } => "rope",
             Op::KvStore { .. } => "kv_store",

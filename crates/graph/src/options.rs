@@ -153,6 +153,8 @@ pub struct PlanOptions {
     pub fuse_gated: bool,
     /// Hidden states become outputs (`hidden.N`), for `verify`.
     pub taps: bool,
+    /// The program chooses tokens from its logits: a result `sampled`.
+    pub sample: bool,
     /// Devices and their layers.
     pub placement: Placement,
 }
@@ -171,6 +173,7 @@ impl Default for PlanOptions {
             fuse_residual: true,
             fuse_gated: true,
             taps: false,
+            sample: false,
             placement: Placement::default(),
         }
     }

@@ -15,7 +15,7 @@ use crate::op::*;
 use crate::options::{FloatArithmetic, KvType, PlanOptions};
 use crate::program::{KvLayer, Program, Slot, Step, first_visible};
 use crate::quantize::{Layout, quantize_row};
-use crate::{ATTENTION_CHUNK, Error, PAGE, Result, math};
+use crate::{ATTENTION_CHUNK, Error, PAGE, Result, math, sample};
 
 /// `f32x32`: 32 accumulators (k mod 32) from +0, FMA in order of k, then s\[i\] += s\[i+16\], 8, 4, 2, 1.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -437,6 +437,10 @@ impl Interpreter {
             Op::Peaks { span } => {
                 let rows = f[0].chunks(cols_in);
                 y.extend(rows.flat_map(|row| row.chunks(*span)).map(peak));
+            }
+            Op::Sample { .. } => {
+                let rows = f[0].chunks(cols_in).enumerate();
+                y.extend(rows.map(|(row, logits)| sample::choose(logits, inputs.sampling(row)).number()));
             }
             Op::Glu(unit) => y.extend(gated_unit(unit.act, &f[0], &f[1])),
             Op::Rope { rope: id, head_dim } | Op::RopeStore { rope: id, head_dim, .. } => {

@@ -64,6 +64,7 @@ fn references(op: &mut Op) -> (Vec<&mut WeightId>, Option<&mut RopeId>, Option<&
         | Op::Scale(_)
         | Op::Softcap(_)
         | Op::Peaks { .. }
+        | Op::Sample { .. }
         | Op::Glu(_)
         | Op::TakeRows
         | Op::Copy { .. }

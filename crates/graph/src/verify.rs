@@ -143,6 +143,16 @@ fn types(graph: &Graph, node: &Node) -> std::result::Result<(), String> {
                 && output == [ValueType { cols: input[0].cols.div_ceil(*span), ..input[0] }],
             "wants one f32 input, spans of at least one column, and an output column for each",
         ),
+        Op::Sample { span } => want(
+            input.len() == 2
+                && f32_in(0)
+                && *span > 0
+                && input[0].rows == Rows::R
+                && (1..=1 << 24).contains(&input[0].cols)
+                && input[1] == ValueType { cols: input[0].cols.div_ceil(*span), ..input[0] }
+                && output == [ValueType::f32(Rows::R, 1)],
+            "wants logits [R, cols] of at most 2^24 columns, the largest of each span of them, and an output [R, 1]",
+        ),
         Op::Glu(Gated { emit, .. }) => want(
             input.len() == 2 && f32_in(0) && input[0] == input[1] && emitted(emit),
             "wants two equal f32 inputs",

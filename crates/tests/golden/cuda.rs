@@ -8,7 +8,7 @@ use ingle_cuda::{Cuda, CudaOptions};
 use ingle_engine::batch::{self, Part};
 use ingle_engine::kv::Span;
 use ingle_engine::parity;
-use ingle_engine::runner::{Open, Runner};
+use ingle_engine::runner::{Open, Plan, Runner};
 use ingle_graph::backend::PathCount;
 use ingle_graph::options::Placement;
 use ingle_graph::split::Split;
@@ -30,12 +30,16 @@ fn a_model_has_the_bits_of_the_cpu() {
     let Some(device) = StandIn::new("a whole model on CUDA") else { return };
     for path in ["gguf/qwen3-s1-wide/model-q4_k_m.gguf", "models/qwen3"] {
         let checkpoint = Arc::new(Checkpoint::open(&fixture(path)).expect("a fixture"));
-        let open: [&mut Open<'_>; 2] =
-            [&mut |_| Ok(cpu(1, None)), &mut |_| Ok(Box::new(open(&device, false)))];
+        let mut host = |plan: Plan<'_>| {
+            plan.options.sample = false;
+            Ok(cpu(1, None))
+        };
+        let open: [&mut Open<'_>; 2] = [&mut host, &mut |_| Ok(Box::new(open(&device, false)))];
         let parity = parity::devices(&checkpoint, PlanOptions::default(), 3, open, &mut |_, _| ());
         let parity = parity.expect("both run");
         assert_eq!(parity.first, None, "{path}: {parity:?}");
         assert!(parity.steps > 3 && parity.values > 100_000, "{path}: {parity:?}");
+        assert_eq!(parity.tokens, parity.steps, "{path}: {parity:?}");
         assert_eq!((parity.replays, &parity.declined), (3, &Vec::new()), "{path}: {parity:?}");
     }
 }

@@ -9,6 +9,7 @@ mod faults;
 mod keys;
 mod placement;
 mod plans;
+mod sampling;
 mod verify;
 mod window;
 mod witness;

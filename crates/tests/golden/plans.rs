@@ -53,6 +53,7 @@ fields! {
     fuse_residual: true, false;
     fuse_gated: true, false;
     taps: false, true;
+    sample: false, true;
     placement: Placement::of(&[(0, 0)]), Placement::of(&[(0, 0), (1, 1)]);
 }
 

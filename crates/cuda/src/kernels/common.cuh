@@ -34,10 +34,37 @@ struct Step {
     u32 positions;     // byte offset of u32[tokens]
     u32 sequence_of;   // byte offset of u32[tokens]: row of the page tables
     u32 wanted_rows;   // byte offset of u32[wanted]
-    u32 reserved[3];
+    u32 samplers;      // byte offset of Sampler[wanted]; 0 in a program that chooses no tokens
+    u32 reserved[2];
     StepGroup kv[KV_GROUPS];
 };
 static_assert(sizeof(Step) == 48 + 16 * KV_GROUPS, "step.rs mirrors this");
+
+// How the token of a wanted row is chosen (ingle_graph::sample). Numbers are the bits of floats but for counts.
+struct Sampler {
+    u32 asked; // 0: the host chooses, and nothing else here counts
+    u32 temperature;
+    u32 top_p;
+    u32 min_p;
+    u32 repetition_penalty;
+    u32 frequency_penalty;
+    u32 presence_penalty;
+    u32 top_k;
+    u32 seed[2];
+    u32 choice;
+    u32 position[2];
+    u32 changes;      // byte offset in the blob of Change[change_count], by token ascending
+    u32 change_count;
+    u32 reserved;
+};
+
+// What happens to a logit first.
+struct Change {
+    u32 token;
+    u32 bias;
+    u32 seen;
+    u32 count;
+};
 
 #define FROM_HOST 0xFFFFFFFFu
 

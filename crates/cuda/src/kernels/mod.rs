@@ -14,6 +14,7 @@ pub mod linear;
 pub mod norm;
 pub mod quantize;
 pub mod rates;
+pub mod sample;
 mod tile;
 
 use ingle_graph::Rows;
@@ -81,6 +82,7 @@ pub const SOURCES: &[&Source] = &[
     &norm::SOURCE,
     &quantize::SOURCE,
     &rates::SOURCE,
+    &sample::SOURCE,
     &float::F32,
     &float::F16,
     &float::BF16,

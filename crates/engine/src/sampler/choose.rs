@@ -1,17 +1,13 @@
 //! From logits to one token.
 //!
-//! A token's weight is exp((logit - largest) / temperature) as an integer in units of 2^-43, so a sum of weights is exact
-//! whatever its order, and only tokens that may be chosen are put in order. Tokens less likely than 2^-44 of the
-//! likeliest are never chosen.
+//! A token's weight is an integer ([`sample::weight`]), so a sum of weights is exact whatever its order, and only tokens
+//! that may be chosen are put in order. Tokens less likely than 2^-44 of the likeliest are never chosen.
 
+use ingle_graph::sample::{self, Draw, ONE};
 use ingle_graph::{LOGITS_SPAN, math};
 
 use super::params::{Mirostat, Params};
-use super::philox::Draw;
 use super::rank::{self, Ranking};
-
-/// The weight of the likeliest token. A vocabulary of 2^20 equal tokens sums to 2^63.
-const ONE: u64 = 1 << 43;
 
 /// Below this (logit - largest) / temperature the weight is 0; -31 is enough, the rest is for rounding.
 const NEGLIGIBLE: f32 = -32.0;
@@ -25,11 +21,7 @@ struct Scale {
 
 impl Scale {
     fn weight(self, logit: f32) -> u64 {
-        if logit == self.largest {
-            return ONE; // also where both are infinite
-        }
-        // Subtracting first keeps tiny temperatures from overflowing.
-        (math::exp((logit - self.largest) / self.temperature) * ONE as f32).round_ties_even() as u64
+        sample::weight(logit, self.largest, self.temperature)
     }
 
     fn weight_of(self, key: u64) -> u64 {

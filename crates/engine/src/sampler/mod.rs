@@ -13,17 +13,21 @@
 //! tokens. Tokens are ordered by value descending, then id ascending, NaN last. Every random number is a pure function of
 //! (seed, choice, position), so a token does not depend on what else is in the batch. Log-probabilities are those of the
 //! raw logits, before step 1.
+//!
+//! A device does most of this itself and chooses the same tokens ([`ingle_graph::sample`]); what it does not do, or a row
+//! with NaN, is done here.
 
 mod choose;
+mod device;
 mod logprobs;
 mod params;
 mod penalties;
-mod philox;
 mod rank;
 
 use std::borrow::Cow;
 
 use ingle_graph::LOGITS_SPAN;
+use ingle_graph::sample::Draw;
 use thiserror::Error;
 
 pub use logprobs::LOGPROB_FLOOR;
@@ -31,7 +35,6 @@ pub use params::{Dry, MAX_LOGPROBS, Mirostat, ParamError, Params, Settings, Xtc}
 
 use choose::Row;
 use logprobs::LogSoftmax;
-use philox::Draw;
 
 /// A row of logits from which nothing can be chosen.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

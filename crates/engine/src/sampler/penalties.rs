@@ -20,8 +20,8 @@ pub(super) fn apply(logits: &mut [f32], params: &Params, tokens: &[u32], prompt:
         }
     }
     if counts_tokens(params) {
-        let window = tokens.len().saturating_sub(params.penalty_window);
-        for (token, _) in counted(&tokens[window..]) {
+        let [seen, reply] = counted_tokens(params, tokens, prompt);
+        for (token, _) in seen {
             if let Some(logit) = logits.get_mut(token as usize) {
                 // Both ways round, so that a penalty above 1 always lowers.
                 *logit = match *logit > 0.0 {
@@ -30,7 +30,7 @@ pub(super) fn apply(logits: &mut [f32], params: &Params, tokens: &[u32], prompt:
                 };
             }
         }
-        for (token, count) in counted(&tokens[window.max(prompt).min(tokens.len())..]) {
+        for (token, count) in reply {
             if let Some(logit) = logits.get_mut(token as usize) {
                 *logit -= count as f32 * params.frequency_penalty;
                 *logit -= params.presence_penalty;
@@ -44,6 +44,16 @@ pub(super) fn apply(logits: &mut [f32], params: &Params, tokens: &[u32], prompt:
             }
         }
     }
+}
+
+/// The tokens to which the repetition penalty applies, and those to which frequency and presence penalties do: each once,
+/// ascending, with how often it occurs. None where a penalty is off.
+pub(super) fn counted_tokens(params: &Params, tokens: &[u32], prompt: usize) -> [Vec<(u32, usize)>; 2] {
+    let window = tokens.len().saturating_sub(params.penalty_window);
+    let of = |on: bool, from: usize| if on { counted(&tokens[from..]) } else { Vec::new() };
+    let in_reply = params.frequency_penalty != 0.0 || params.presence_penalty != 0.0;
+    let reply = window.max(prompt).min(tokens.len());
+    [of(params.repetition_penalty != 1.0, window), of(in_reply, reply)]
 }
 
 /// Each token once, ascending, with how often it occurs.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use ingle_graph::math;
+use ingle_graph::sample::{self, Chosen};
 use serde_json::json;
 
 use super::*;
@@ -319,4 +320,74 @@ fn peaks_choose_the_same_token_from_fewer_logits() {
     (logits[5], logits[LOGITS_SPAN + 5]) = (2.0, 1.0);
     let mut greedy = Sampler::new(neutral(json!({"temperature": 0.0})), 0, 0);
     assert_eq!(greedy.sample_peaked(&logits, Some(&[N, 1.0]), &[], None).unwrap().id, LOGITS_SPAN as u32 + 5);
+}
+
+/// What a device is told makes it choose the token that is chosen here, or it is told nothing, and why is said.
+#[test]
+fn a_device_is_told_what_is_done_here() {
+    let random = |case: u64, at: u64| Draw::new(5, case as u32, at).token;
+    let mut told = 0;
+    for case in 0..1500 {
+        let pick = |at: u64, options: &[f64]| options[(random(case, at) % options.len() as u64) as usize];
+        let size = pick(0, &[1.0, 2.0, 65.0, 500.0, 3000.0]) as usize;
+        let step = pick(1, &[0.5, 0.001]);
+        let logits: Vec<f32> = (0..size as u64)
+            .map(|i| match random(case, 100 + i) {
+                r if r % 89 == 0 && i > 0 => N,
+                r => (((r >> 40) as f64 / 2_f64.powi(24) * 20.0 / step).round() * step) as f32 - 10.0,
+            })
+            .collect();
+        let tokens: Vec<u32> =
+            (0..random(case, 50) % 40).map(|i| (random(case, 60 + i) % size as u64) as u32).collect();
+        let bias: Vec<(u32, f32)> = (0..random(case, 51) % 3)
+            .map(|i| ((random(case, 52 + i) % size as u64) as u32, pick(54 + i, &[-100.0, -1.0, 2.5]) as f32))
+            .collect();
+        let settings = json!({
+            "temperature": pick(3, &[0.0, 0.01, 0.7, 1.0, 5.0]),
+            "min_p": pick(4, &[0.0, 0.0, 0.05, 0.9, 1.0]),
+            "top_k": pick(5, &[0.0, 0.0, 1.0, 40.0, 1000.0]) as i64,
+            "top_p": pick(7, &[1.0, 0.95, 0.5, 0.0]),
+            "repetition_penalty": pick(8, &[1.0, 1.0, 1.3, 0.5]),
+            "frequency_penalty": pick(9, &[0.0, 0.0, 0.7]),
+            "presence_penalty": pick(10, &[0.0, 0.0, -1.5]),
+            "penalty_window": pick(11, &[-1.0, 0.0, 5.0]) as i64,
+            "logit_bias": bias,
+            "seed": case,
+        });
+        let mut sampler = Sampler::new(params(settings.clone()), (case % 3) as u32, tokens.len() / 2);
+        let want = sampler.sample(&logits, &tokens, None).unwrap().id;
+        match sampler.on_device(&tokens, size, None) {
+            Err(why) => assert_eq!(why, "a token has two biases", "case {case}"),
+            Ok(sampling) => {
+                let got = sample::choose(&logits, Some(&sampling));
+                assert_eq!(got, Chosen::Token(want), "case {case}: {settings}, {size} logits");
+                told += 1;
+            }
+        }
+    }
+    assert!(told > 1300, "{told}");
+}
+
+#[test]
+fn what_a_device_does_not_do_is_named() {
+    let why = |settings: serde_json::Value, logprobs| {
+        let sampler = Sampler::new(neutral(settings), 0, 0);
+        sampler.on_device(&(0..2000).collect::<Vec<u32>>(), 3000, logprobs).unwrap_err()
+    };
+    for (settings, logprobs, want) in [
+        (json!({}), Some(0), "log-probabilities are wanted"),
+        (json!({"dry_multiplier": 1.0}), None, "DRY"),
+        (json!({"typical_p": 0.9}), None, "typical-p"),
+        (json!({"xtc_probability": 0.5}), None, "XTC"),
+        (json!({"mirostat": 2}), None, "Mirostat"),
+        (json!({"logit_bias": [[3, 1.0], [3, 1.0]]}), None, "a token has two biases"),
+        (json!({"repetition_penalty": 1.1}), None, "more logits change than there is room for"),
+    ] {
+        assert_eq!(why(settings.clone(), logprobs), want, "{settings}");
+    }
+    let sampler = Sampler::new(neutral(json!({"temperature": 0.0, "typical_p": 0.9, "mirostat": 2})), 0, 0);
+    assert!(
+        sampler.on_device(&[1, 2], 10, None).is_ok(),
+        "the likeliest token is that whatever else is said"
+    );
 }

@@ -65,6 +65,7 @@ fn cost(graph: &Graph, node: &Node) -> Cost {
         Op::Quantize { .. } | Op::Glu(_) | Op::Softcap(_) => (0, 4 * elements),
         Op::Add | Op::Scale(_) => (0, elements),
         Op::Peaks { span } => (0, elements * *span as u64),
+        Op::Sample { .. } => (0, elements),
         Op::Attention { .. } => (0, 0),
     };
     Cost { weight_bytes, row_bytes, row_flops }

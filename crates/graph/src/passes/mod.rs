@@ -1,9 +1,10 @@
-//! From graph to program: fuse, place, memory, lower, in this order, each checked by [`crate::verify`].
+//! From graph to program: sample, fuse, place, memory, lower, in this order, each checked by [`crate::verify`].
 
 pub mod fuse;
 pub mod lower;
 pub mod memory;
 pub mod place;
+pub mod sample;
 
 use crate::builder::Graph;
 use crate::options::PlanKey;
@@ -23,6 +24,10 @@ pub fn optimize(graph: &Graph, key: &PlanKey) -> Result<Graph> {
         graph.taps.clear();
     }
     check(&graph, "build")?;
+    if key.options.sample {
+        sample::run(&mut graph)?;
+        check(&graph, "sample")?;
+    }
     fuse::run(&mut graph, &key.options);
     check(&graph, "fuse")?;
     place::run(&mut graph, &key.options.placement);
