@@ -50,10 +50,38 @@ static __device__ __forceinline__ u32 float_blocks(u32 cols) { return (cols + FL
 // Four elements of this lane, of block b of a row.
 static __device__ __forceinline__ Words four(const float* row, u32 b, u32 cols) {
     u32 k = b * FLOAT_BLOCK + threadIdx.x % 32;
+    const float* from = row + k;
     Words x;
 #pragma unroll
-    for (u32 j = 0; j < 4; j++) x.at[j] = bits(k + 32 * j < cols ? row[k + 32 * j] : NOTHING);
+    for (u32 j = 0; j < 4; j++) x.at[j] = bits(k + 32 * j < cols ? from[32 * j] : NOTHING);
     return x;
+}
+
+// Rows of activations into shared memory, `total` blocks of T rows; a warp asks for N blocks before it stores the first.
+template <int T, int N>
+static __device__ __forceinline__ void stage_blocks(float* staged, const float* x, u32 room, u32 cols, u32 blocks) {
+    u32 lane = threadIdx.x % 32, warps = blockDim.x / 32, total = T * blocks;
+#pragma unroll 1
+    for (u32 first = threadIdx.x / 32; first < total; first += N * warps) {
+        Words held[N];
+#pragma unroll
+        for (u32 n = 0; n < N; n++) {
+            u32 i = first + n * warps, t = T == 1 ? 0 : i / blocks, b = T == 1 ? i : i % blocks;
+            if (i < total) held[n] = four(x + (u64)(t < room ? t : room - 1) * cols, b, cols);
+        }
+#pragma unroll
+        for (u32 n = 0; n < N; n++)
+            if (first + n * warps < total) *(Words*)(staged + (first + n * warps) * FLOAT_BLOCK + 4 * lane) = held[n];
+    }
+}
+
+// As many at a time as there are.
+template <int T>
+static __device__ __forceinline__ void stage_rows(float* staged, const float* x, u32 room, u32 cols, u32 blocks) {
+    u32 warps = blockDim.x / 32;
+    if (T * blocks <= warps) stage_blocks<T, 1>(staged, x, room, cols, blocks);
+    else if (T * blocks <= 4 * warps) stage_blocks<T, 4>(staged, x, room, cols, blocks);
+    else stage_blocks<T, 8>(staged, x, room, cols, blocks);
 }
 
 // Sums of 32 lanes by the contract's tree, of N sums (a power of two). Where there are several, each lane passes half of
@@ -202,11 +230,7 @@ static __device__ __forceinline__ void stream_float_rows(const Step* step, u32 w
     u32 rows = step_rows(step, which);
     wait_for_inputs();
     if (rows) {
-#pragma unroll 8
-        for (u32 i = warp; i < T * blocks; i += warps) {
-            u32 t = T == 1 ? 0 : i / blocks, b = T == 1 ? i : i % blocks;
-            *(Words*)(staged + i * FLOAT_BLOCK + 4 * lane) = four(x + (u64)(t < room ? t : room - 1) * cols, b, cols);
-        }
+        stage_rows<T>(staged, x, room, cols, blocks);
         if (norm) {
             __syncthreads();
             norm_staged(staged, norm, eps, cols, held, sums);
@@ -236,7 +260,7 @@ static __device__ __forceinline__ void stream_float_rows(const Step* step, u32 w
                 u32 count = blocks - first < slab ? blocks - first : slab;
                 const u8* weights = ring + slot * stage_bytes + lane * LANE_BYTES;
                 const float* activations = staged + first * FLOAT_BLOCK + 4 * lane;
-#pragma unroll 4
+#pragma unroll(T * R == 1 ? 8 : 4)
                 for (u32 b = 0; b < count; b++) {
                     typename W::Chunk w[R];
                     Words values[T];

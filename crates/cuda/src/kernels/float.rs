@@ -116,15 +116,15 @@ impl Plan {
         let (large, small) = (half + LARGER, half.saturating_sub(LARGER + OTHER));
         [if norm { large } else { small }, limits.shared_bytes].into_iter().find_map(|have| {
             let ring = have.saturating_sub(OTHER).checked_sub(activations)?;
-            let fewest = WARPS_MAX / 2;
             let tries = choices.iter().filter(|&&weights| weights <= most);
-            let tries = tries.flat_map(|&weights| [(weights, WARPS_MAX), (weights, fewest)]);
+            let tries = tries.flat_map(|&weights| [(weights, WARPS_MAX), (weights, WARPS_MAX / 2)]);
             tries.into_iter().find_map(|(weights, warps)| {
+                // The ring is shared by those that have work.
                 let each = turns(weights).div_ceil(processors);
-                let warps = each.clamp(fewest, warps);
-                let all = weights * blocks * block * if gated { 2 } else { 1 } * each.div_ceil(warps);
+                let takers = each.min(warps);
+                let all = weights * blocks * block * if gated { 2 } else { 1 } * each.div_ceil(takers);
                 // What fills most of the ring, in stages as short as may be.
-                let stages = |slab: usize| (ring / warps / (weights * slab * block)).min(STAGES_MAX);
+                let stages = |slab: usize| (ring / takers / (weights * slab * block)).min(STAGES_MAX);
                 let flight = |slab: usize| (stages(slab) * weights * slab * block).min(all);
                 let slabs = (1..=blocks).map(|parts| blocks.div_ceil(parts));
                 let fits = |&slab: &usize| {
@@ -133,7 +133,7 @@ impl Plan {
                 };
                 let slab = slabs.filter(fits).max_by_key(|&slab| flight(slab))?;
                 let least = if norm { large - OTHER } else { 0 };
-                let shared_bytes = (activations + warps * stages(slab) * weights * slab * block).max(least);
+                let shared_bytes = (activations + takers * stages(slab) * weights * slab * block).max(least);
                 let blocks = turns(weights).min(processors);
                 Some(Self { x, weights, warps, blocks, slab, stages: stages(slab), shared_bytes })
             })
