@@ -111,10 +111,12 @@ impl Plan {
         let choices: &[usize] = if x == 1 { &[4, 2, 1] } else { &[4, 2] };
         let enough = |&&weights: &&usize| turns(weights) >= processors * WARPS_MAX * 5 / 8;
         let most = choices.iter().find(enough).or(choices.last()).copied()?;
-        // Two sizes of blocks, as the streams of integer weights have.
+        // Two sizes of blocks, as the streams of integer weights have. Here those that norm their row are the small ones: a
+        // product after attention finds multiprocessors empty, and two small blocks would go to one of them.
         let half = limits.shared_bytes / 2;
-        let (large, small) = (half + LARGER, half.saturating_sub(LARGER + OTHER));
-        [if norm { large } else { small }, limits.shared_bytes].into_iter().find_map(|have| {
+        let is_large = x == 1 && !norm;
+        let size = if is_large { half + LARGER } else { half.saturating_sub(LARGER + OTHER) };
+        [size, limits.shared_bytes].into_iter().find_map(|have| {
             let ring = have.saturating_sub(OTHER).checked_sub(activations)?;
             let tries = choices.iter().filter(|&&weights| weights <= most);
             let tries = tries.flat_map(|&weights| [(weights, WARPS_MAX), (weights, WARPS_MAX / 2)]);
@@ -123,7 +125,7 @@ impl Plan {
                 let each = turns(weights).div_ceil(processors);
                 let takers = each.min(warps);
                 let all = weights * blocks * block * if gated { 2 } else { 1 } * each.div_ceil(takers);
-                // What fills most of the ring, in stages as short as may be.
+                // What fills most of the ring, in stages as long as may be: each costs a warp some hundred cycles.
                 let stages = |slab: usize| (ring / takers / (weights * slab * block)).min(STAGES_MAX);
                 let flight = |slab: usize| (stages(slab) * weights * slab * block).min(all);
                 let slabs = (1..=blocks).map(|parts| blocks.div_ceil(parts));
@@ -131,8 +133,8 @@ impl Plan {
                     let long = slab == blocks || slab * block >= COPY_BYTES;
                     long && (stages(slab) >= 2 || stages(slab) == 1 && flight(slab) == all)
                 };
-                let slab = slabs.filter(fits).max_by_key(|&slab| flight(slab))?;
-                let least = if norm { large - OTHER } else { 0 };
+                let slab = slabs.rev().filter(fits).max_by_key(|&slab| flight(slab))?;
+                let least = if is_large { size - OTHER } else { 0 };
                 let shared_bytes = (activations + takers * stages(slab) * weights * slab * block).max(least);
                 let blocks = turns(weights).min(processors);
                 Some(Self { x, weights, warps, blocks, slab, stages: stages(slab), shared_bytes })
