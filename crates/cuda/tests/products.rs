@@ -371,6 +371,20 @@ fn any_rows_of_tiles_have_the_bits_of_the_reference() {
     }
 }
 
+/// Rows that are too long to stay in shared memory.
+#[test]
+fn tiles_that_bring_activations_with_each_stage_have_the_bits_of_the_reference() {
+    let Some(device) = Device::new() else { return };
+    for (i, dtype) in TILED.into_iter().enumerate() {
+        let cols = 8 * 2048 + if dtype.block_len() == 32 { 11 * 32 } else { 256 };
+        for (j, (t, room)) in [(3, 3), (12, 16), (8, 17)].into_iter().enumerate() {
+            let (digits, extras) = (1 + (i + j) % 2, EXTRAS[(i + j) % 4]);
+            let rows = if extras.residual { vec![19] } else { vec![16, 3] };
+            Case { dtype, cols, rows, t, room, digits, extras }.check(&device);
+        }
+    }
+}
+
 /// Panels, which a small device takes for small matrices too.
 #[test]
 fn panels_have_the_bits_of_the_reference() {

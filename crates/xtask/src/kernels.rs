@@ -1,4 +1,4 @@
-//! Compiles every CUDA kernel for every architecture, without a GPU, and checks what came out: parameters as declared, no
+//! Compiles every CUDA kernel for every architecture, without a GPU, and checks what came out: parameters as declared, hardly a
 //! register spilled to memory, no array there, and nothing flushed or approximated, which the numeric contract forbids.
 
 use std::io::Write as _;
@@ -109,6 +109,9 @@ fn compile(arch: &str) -> ExitCode {
     if problems.is_empty() && compiled > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
+/// Bytes of registers that a kernel may store and load: what a block keeps from one stage to the next, not what a loop works on.
+const SPILLS_MAX: usize = 112;
+
 /// What is wrong with a compiled file.
 fn check(source: &Source, made: &Compiled, reports: &[Report]) -> Vec<String> {
     let mut problems = Vec::new();
@@ -128,11 +131,11 @@ fn check(source: &Source, made: &Compiled, reports: &[Report]) -> Vec<String> {
     for (name, _) in found.iter().filter(|(name, _)| !source.entries.iter().any(|entry| entry.name == name)) {
         problems.push(format!("{name} is there and not declared"));
     }
-    for report in reports.iter().filter(|report| report.spill_bytes > 0) {
+    for report in reports.iter().filter(|report| report.spill_bytes > SPILLS_MAX) {
         problems.push(format!("{} spills {} bytes of registers", report.kernel, report.spill_bytes));
     }
     // An array whose index the compiler does not know lies in memory, and costs several times its loads.
-    for report in reports.iter().filter(|report| report.local_bytes > 0 && report.spill_bytes == 0) {
+    for report in reports.iter().filter(|report| report.local_bytes > report.spill_bytes) {
         problems.push(format!("{} keeps {} bytes of arrays in memory", report.kernel, report.local_bytes));
     }
     for (n, line) in made.ptx.lines().enumerate() {
@@ -201,7 +204,7 @@ mod tests {
 
     const LOG: &str = "ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'b' for 'sm_90a'
-ptxas         .     0 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads
+ptxas         .     0 bytes stack frame, 100 bytes spill stores, 16 bytes spill loads
 ptxas info    : Used 255 registers, used 1 barriers, 1024 bytes smem
 ptxas info    : Compiling entry function 'a' for 'sm_90a'
 ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
@@ -239,17 +242,17 @@ ptxas info    : Used 19 registers, used 0 barriers
         assert_eq!(
             reports(LOG),
             [
-                Report { kernel: "b".into(), registers: 255, spill_bytes: 28, local_bytes: 0 },
+                Report { kernel: "b".into(), registers: 255, spill_bytes: 116, local_bytes: 0 },
                 Report { kernel: "a".into(), registers: 19, spill_bytes: 0, local_bytes: 0 },
             ]
         );
-        assert_eq!(problems(PTX, LOG), ["b spills 28 bytes of registers"]);
+        assert_eq!(problems(PTX, LOG), ["b spills 116 bytes of registers"]);
     }
 
     /// Each fault alone is found.
     #[test]
     fn planted_faults_are_found() {
-        let sound = LOG.replace("12 bytes spill stores, 16", "0 bytes spill stores, 0");
+        let sound = LOG.replace("100 bytes spill stores", "96 bytes spill stores");
         assert_eq!(problems(PTX, &sound), [""; 0]);
         for (from, to, want) in [
             ("fma.rn.f32", "fma.rn.ftz.f32", ".ftz in line 7"),

@@ -65,7 +65,6 @@ static __device__ __forceinline__ void wait_for_groups(u32 last) {
 // What tells when copies are there.
 typedef u64 Arrival;
 
-
 // `lanes` of them will say what they expect, each time.
 static __device__ __forceinline__ void prepare_arrival(Arrival* arrival, u32 lanes) {
 #if !defined(INGLE_HOST) && __CUDA_ARCH__ >= 900
@@ -114,5 +113,19 @@ static __device__ __forceinline__ void wait_for_arrival(Arrival* arrival, u32 tu
                  : "memory");
 #else
     wait_for_groups(groups - 1);
+#endif
+}
+
+// After all threads have waited for what some of them copied.
+static __device__ __forceinline__ void others_copies_are_there() {
+#if defined(INGLE_HOST) || __CUDA_ARCH__ < 900
+    __syncthreads();
+#endif
+}
+
+// Between what threads read and wrote in shared memory and the barrier after which others copy to it.
+static __device__ __forceinline__ void before_copies_of_others() {
+#if !defined(INGLE_HOST) && __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }

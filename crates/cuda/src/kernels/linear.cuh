@@ -166,28 +166,16 @@ struct UnitsK {
             acc[row] = tail<MINIMUM_OF_SUB_UNITS, D>(acc[row], d, m, da, products + row * D, sums);
         }
     }
-    // For tiles. Codes have at most five bits, so that their products with three bits of a sub-scale are bytes.
-    static constexpr bool HIGH = UNSIGNED;
-    static __device__ __forceinline__ i32 join(i32 high, i32 low) { return 8 * high + low; }
-    static __device__ __forceinline__ void digits(const UnitRow& row, u32 t, u32* high, u32* low, u32* minima) {
-        u32 scales[2], least[2];
+    // For tiles.
+    static constexpr bool CODES = UNSIGNED;
+    typedef OperandOfSubUnits<F> Operand;
+    static __device__ __forceinline__ void sub_units(const UnitRow& row, u32 t, u32* q, u32* scales, u32* minima) {
+        u32 least[2];
         sub_units(row.chunk(0), scales, least);
 #pragma unroll
-        for (u32 h = 0; h < 2; h++) {
-            minima[h] = least[h] >> (8 * t) & 255;
-            u32 upper = scales[h] >> 3 & 0x07070707u, lower = scales[h] & 0x07070707u;
+        for (u32 h = 0; h < 2; h++) minima[h] = byte_of(least[h], t);
 #pragma unroll
-            for (u32 g = 2 * h; g < 2 * h + 2; g++) {
-                u32 q[4];
-                F::words(row, t, g, q);
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) {
-                    u32 of = g % 2 * 2 + i / 2;
-                    high[4 * g + i] = q[i] * (u32)byte_of(upper, of);
-                    low[4 * g + i] = q[i] * (u32)byte_of(lower, of);
-                }
-            }
-        }
+        for (u32 g = 0; g < 4; g++) F::words(row, t, g, q + 4 * g);
     }
     static __device__ __forceinline__ float row_scale(const UnitRow& row) { return widen_f16((u16)row.word(0, 0)); }
     static __device__ __forceinline__ float row_minimum(const UnitRow& row) {

@@ -190,11 +190,15 @@ static __device__ __forceinline__ Part part_of(const Parts& parts, u32 per, u32*
     return part;
 }
 
-// Writes y for row `row` of activations and row n of the matrix: the sum, scaled, with bias and residual.
-static __device__ __forceinline__ void finish(const Part& part, const float* residual, u32 row, u32 n, float sum) {
+// What becomes of a sum for row n of the matrix: scaled, with bias and, if there is a residual, what it is there.
+static __device__ __forceinline__ float finished(const Part& part, bool residual, float before, u32 n, float sum) {
     float y = mul(sum, part.scale);
     if (part.bias) y = add(y, part.bias[n]);
+    return residual ? add(before, y) : y;
+}
+
+// Writes y for row `row` of activations and row n of the matrix.
+static __device__ __forceinline__ void finish(const Part& part, const float* residual, u32 row, u32 n, float sum) {
     u64 at = (u64)row * part.rows + n;
-    if (residual) y = add(residual[at], y);
-    part.y[at] = y;
+    part.y[at] = finished(part, residual, residual ? residual[at] : 0.0f, n, sum);
 }

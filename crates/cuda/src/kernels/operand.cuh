@@ -86,25 +86,46 @@ struct Operand32 {
 
 // ---- Units of 256 columns.
 
-// A unit of rows g and g + 8. Weights with their sub-scales are two digits, so that sums go through the whole unit; a minimum
-// is a product of sub-minima and the sums of activations, whose bytes are two digits as well.
+// The integers of one of D digits in the float tail of a unit (float_tail), or of its minima with `d` their scales: digits come in
+// order, and minima after all of them.
+template <int D>
+static __device__ __forceinline__ void add_digit(float* acc, u32 digit, const float* d, const float* da, const i32* sums) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        float s = mul(d[i / 2], da[i % 2]);
+        if (D == 2 && digit == 0) s = mul(128.0f, s);
+        acc[i] = fma(s, __int2float_rn(sums[i]), acc[i]);
+    }
+}
+
+// x, of which the compiler keeps nothing that follows from it: registers are few.
+static __device__ __forceinline__ u32 made_anew(u32 x) {
+#ifndef INGLE_HOST
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
+// A unit of rows g and g + 8 whose sub-units of 32 columns have scales: a step is a sub-unit, and its sums are multiplied by
+// its scale. A minimum is a product of sub-minima and the sums of activations, whose bytes are two digits.
 template <class F>
-struct Operand256 {
-    u32 high[8][4], low[8][4], least[2][4];
+struct OperandOfSubUnits {
+    u32 codes[8][4], least[4];
+    // Bytes, of sub-units 0 to 3 and 4 to 7 of each row.
+    u32 scales[2][2];
     float d[2], m[2];
 
     __device__ __forceinline__ void load(const UnitRow& row, u32 h) {
-        u32 q[2][16], minima[2];
-        F::digits(row, threadIdx.x % 4, q[0], q[1], minima);
+        u32 q[16], of_row[2], minima[2];
+        F::sub_units(row, threadIdx.x % 4, q, of_row, minima);
 #pragma unroll
-        for (u32 i = 0; i < 16; i++) high[i / 2][i % 2 * 2 + h] = q[0][i], low[i / 2][i % 2 * 2 + h] = q[1][i];
+        for (u32 i = 0; i < 16; i++) codes[i / 2][i % 2 * 2 + h] = q[i];
+#pragma unroll
+        for (u32 j = 0; j < 2; j++) scales[j][h] = of_row[j];
         d[h] = F::row_scale(row), m[h] = F::row_minimum(row);
         // Each byte of a sum of activations is multiplied by its sub-minimum, the lower ones apart from the upper ones.
 #pragma unroll
-        for (u32 i = 0; i < 2; i++) {
-            least[0][2 * i + h] = F::MINIMA ? minima[i] * 0x00010001u : 0;
-            least[1][2 * i + h] = F::MINIMA ? minima[i] * 0x01000100u : 0;
-        }
+        for (u32 i = 0; i < 2; i++) least[2 * i + h] = F::MINIMA ? minima[i] * 0x00010001u : 0;
     }
     // Takes its products with digits of eight rows of activations, `pitch` bytes apart from columns[digit] on, whose sums
     // are an operand of bytes and of which rows 2 t and 2 t + 1 have these scales.
@@ -112,7 +133,62 @@ struct Operand256 {
     __device__ __forceinline__ void take(float* acc, const SharedAt* columns, u32 pitch, const float* da,
                                          const u32 (*sums)[2]) const {
         const i32 zeros[4] = {0, 0, 0, 0};
-        i32 products[D][4], minima[D][4];
+#pragma unroll
+        for (u32 digit = 0; digit < D; digit++) {
+            i32 products[4] = {0, 0, 0, 0};
+#pragma unroll
+            for (u32 s = 0; s < 8; s += 2) {
+                u32 b[4];
+                load_columns(columns[digit] + 32 * s, 32, pitch, b);
+#pragma unroll
+                for (u32 j = 0; j < 2; j++) {
+                    i32 c[4], of[2];
+                    multiply<F::CODES, SIGNED>(c, codes[s + j], b + 2 * j, zeros);
+#pragma unroll
+                    for (u32 h = 0; h < 2; h++) {
+                        u32 word = made_anew(scales[s / 4][h]);
+                        of[h] = F::CODES == UNSIGNED ? byte_of(word, s % 4 + j) : signed_byte(word, s % 4 + j);
+                    }
+#pragma unroll
+                    for (u32 i = 0; i < 4; i++) products[i] += of[i / 2] * c[i];
+                }
+            }
+            add_digit<D>(acc, digit, d, da, products);
+        }
+        if (!F::MINIMA) return;
+#pragma unroll
+        for (u32 digit = 0; digit < D; digit++) {
+            i32 upper[4], lower[4];
+            u32 shifted[4];
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) shifted[i] = made_anew(least[i]) << 8;
+            multiply<UNSIGNED, UNSIGNED>(lower, least, sums[digit], zeros);
+            multiply<UNSIGNED, SIGNED>(upper, shifted, sums[digit], zeros);
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) lower[i] += 256 * upper[i];
+            add_digit<D>(acc, digit, m, da, lower);
+        }
+    }
+};
+
+// A unit of rows g and g + 8 whose sub-units have fewer columns than a step. Weights with their sub-scales are two digits, so that
+// sums go through the whole unit. No minima.
+template <class F>
+struct OperandOfDigits {
+    u32 high[8][4], low[8][4];
+    float d[2];
+
+    __device__ __forceinline__ void load(const UnitRow& row, u32 h) {
+        u32 q[2][16];
+        F::digits(row, threadIdx.x % 4, q[0], q[1]);
+#pragma unroll
+        for (u32 i = 0; i < 16; i++) high[i / 2][i % 2 * 2 + h] = q[0][i], low[i / 2][i % 2 * 2 + h] = q[1][i];
+        d[h] = F::row_scale(row);
+    }
+    // As above.
+    template <int D>
+    __device__ __forceinline__ void take(float* acc, const SharedAt* columns, u32 pitch, const float* da,
+                                         const u32 (*)[2]) const {
 #pragma unroll
         for (u32 digit = 0; digit < D; digit++) {
             i32 upper[4] = {0, 0, 0, 0}, lower[4] = {0, 0, 0, 0};
@@ -122,23 +198,13 @@ struct Operand256 {
                 load_columns(columns[digit] + 32 * s, 32, pitch, b);
 #pragma unroll
                 for (u32 i = 0; i < 2; i++) {
-                    multiply<F::HIGH, SIGNED>(upper, high[s + i], b + 2 * i, upper);
+                    multiply<SIGNED, SIGNED>(upper, high[s + i], b + 2 * i, upper);
                     multiply<UNSIGNED, SIGNED>(lower, low[s + i], b + 2 * i, lower);
                 }
             }
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) products[digit][i] = F::join(upper[i], lower[i]), minima[digit][i] = 0;
-            if (F::MINIMA) {
-                multiply<UNSIGNED, UNSIGNED>(lower, least[0], sums[digit], zeros);
-                multiply<UNSIGNED, SIGNED>(upper, least[1], sums[digit], zeros);
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) minima[digit][i] = 256 * upper[i] + lower[i];
-            }
-        }
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            i32 p[2] = {products[0][i], products[D - 1][i]}, of[2] = {minima[0][i], minima[D - 1][i]};
-            acc[i] = tail<F::MINIMA, D>(acc[i], d[i / 2], m[i / 2], da[i % 2], p, of);
+            for (u32 i = 0; i < 4; i++) lower[i] = 64 * upper[i] + (lower[i] >> 2);
+            add_digit<D>(acc, digit, d, da, lower);
         }
     }
 };

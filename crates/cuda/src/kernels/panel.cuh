@@ -168,15 +168,17 @@ static __device__ __forceinline__ void take_pair32(const PanelStage<F, D>& from,
     }
 }
 
-// Unit e of a stage, of 256 columns.
+// Unit e of a stage, of 256 columns; `live`: rows of activations that there are.
 template <class F, int D>
-static __device__ __forceinline__ void take_half256(const PanelStage<F, D>& from, u32 pass, u32 e, float (*acc)[4]) {
+static __device__ __forceinline__ void take_half256(const PanelStage<F, D>& from, u32 pass, u32 e, u32 live, float (*acc)[4]) {
     u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row = threadIdx.x / 32 * 16 + g;
-    Operand256<F> operand;
+    typename F::Operand operand;
 #pragma unroll
     for (u32 h = 0; h < 2; h++) operand.load(from.unit(row + 8 * h, pass, 0, e), h);
 #pragma unroll
     for (u32 n = 0; n < from.NT; n++) {
+        // Also for the compiler, which else takes more registers than there are.
+        if (8 * n >= live) break;
         float da[2] = {from.scales(8 * n + 2 * t, 0)[e], from.scales(8 * n + 2 * t + 1, 0)[e]};
         u32 sums[D][2];
         SharedAt columns[D];
@@ -252,7 +254,7 @@ static __device__ __forceinline__ void make_panel(const Step* step, u32 which, u
             } else {
 #pragma unroll
                 for (u32 e = 0; e < 2; e++)
-                    if (unit + e < units) take_half256(here, pass, e, acc[e]);
+                    if (unit + e < units) take_half256(here, pass, e, rows - own[1], acc[e]);
             }
             __syncthreads();
             if (stage + PANEL_SLOTS < stages) {

@@ -1,127 +1,133 @@
 // Products with integer weights for more than one row of activations, on tensor cores.
 //
-// A block makes a tile: m rows of the matrix by 8 NT rows of activations. Its eight warps are the contract's eight
-// accumulators: warp w multiplies units w, w + 8, ... in order, and at the end the eight sums are added in order. Weights and
-// activations come through shared memory, a stage of 2048 columns (256 for each warp) at a time, several stages ahead, also
-// of the block's next tile.
+// A block makes tiles: 16 rows of the matrix for each eight of its warps by 8 NT rows of activations. Each eight warps are the
+// contract's eight accumulators: warp w multiplies units w, w + 8, ... in order, and at the end the eight sums are added in
+// order. Weights come through shared memory, a stage of 2048 columns (256 for each warp) at a time, several stages ahead, also
+// of the block's next tile. Activations lie in shared memory all the time where they fit, else they come with each stage.
 #pragma once
 #include "operand.cuh"
 
-#define TILE_THREADS 256u
 #define STAGE_COLS 2048u
+#define TILE_SLOTS 4u // most stages in shared memory (tile.rs)
 
-// ---- A stage in shared memory.
+// ---- In shared memory.
 
-template <class F, int NT, int D>
-struct Stage {
-    static constexpr u32 N = 8 * NT, UNITS = STAGE_COLS / F::UNIT;
+// Weights of a stage: M rows.
+template <class F, u32 M>
+struct StagedWeights {
+    static constexpr u32 UNITS = STAGE_COLS / F::UNIT;
     // Bytes of a row of each plane.
-    static constexpr u32 FIRST = UNITS * F::CHUNKS * 16, SECOND = UNITS * F::SECOND, THIRD = UNITS * F::THIRD;
-    static constexpr u32 DIGITS = STAGE_COLS, SCALES = UNITS * 4, SUMS = F::MINIMA ? STAGE_COLS / SUM * 2 : 0;
+    static constexpr u32 FIRST = row_pitch(UNITS * F::CHUNKS * 16), SECOND = row_pitch(UNITS * F::SECOND),
+                         THIRD = row_pitch(UNITS * F::THIRD);
+    static constexpr u32 SECOND_AT = M * FIRST, THIRD_AT = SECOND_AT + M * SECOND, BYTES = THIRD_AT + M * THIRD;
 
     u8* at;
-    u32 m;
-    __device__ __forceinline__ u8* first() const { return at; }
-    __device__ __forceinline__ u8* second() const { return first() + m * row_pitch(FIRST); }
-    __device__ __forceinline__ u8* third() const { return second() + m * row_pitch(SECOND); }
-    __device__ __forceinline__ u8* digits() const { return third() + m * row_pitch(THIRD); }
-    __device__ __forceinline__ u8* scales() const { return digits() + D * N * row_pitch(DIGITS); }
-    __device__ __forceinline__ u8* sums() const { return scales() + N * row_pitch(SCALES); }
-    __device__ __forceinline__ u32 bytes() const { return (u32)(sums() - at) + D * N * row_pitch(SUMS); }
 
     // Row `row` of unit u, of `count` that the stage has.
     __device__ __forceinline__ UnitRow unit(u32 row, u32 u, u32 count) const {
         u32 group = u / 8, left = count - group * 8, pitch = (left < 8 ? left : 8) * 16;
-        return {first() + row * row_pitch(FIRST) + group * F::CHUNKS * 128 + u % 8 * 16, pitch,
-                second() + row * row_pitch(SECOND) + u * F::SECOND, third() + row * row_pitch(THIRD) + u * F::THIRD};
-    }
-    // 32 columns from `col` on of a digit of eight rows of activations.
-    __device__ __forceinline__ SharedAt columns(u32 digit, u32 tile, u32 col) const {
-        return shared_at(digits()) + (digit * N + tile * 8) * row_pitch(DIGITS) + col;
-    }
-    __device__ __forceinline__ float scale(u32 n, u32 u) const {
-        return *(const float*)(scales() + n * row_pitch(SCALES) + 4 * u);
-    }
-    // The word with sums 2 i and 2 i + 1 of a row of activations.
-    __device__ __forceinline__ u32 sum_pair(u32 digit, u32 n, u32 i) const {
-        return *(const u32*)(sums() + (digit * N + n) * row_pitch(SUMS) + 4 * i);
+        return {at + row * FIRST + group * F::CHUNKS * 128 + u % 8 * 16, pitch,
+                at + SECOND_AT + row * SECOND + u * F::SECOND, at + THIRD_AT + row * THIRD + u * F::THIRD};
     }
 };
 
-// Copies `live` chunks of each of `rows` rows, of which from(row) is the beginning; PIECES at most.
-template <u32 PIECES, class From>
-static __device__ __forceinline__ void copy_rows(u8* shared, u32 rows, u32 live, From from) {
-    SharedAt to = shared_at(shared);
-    constexpr u32 PITCH = row_pitch(PIECES * 16);
-    if constexpr (PIECES < 32) {
-#pragma unroll 1
-        for (u32 i = threadIdx.x; i < rows * PIECES; i += TILE_THREADS) {
-            u32 row = i / PIECES, piece = i % PIECES;
-            if (piece < live) copy_piece<16>(to + row * PITCH + 16 * piece, from(row) + 16 * piece);
-        }
-    } else {
-        // A warp takes a row at a time.
-        u32 lane = threadIdx.x % 32;
-#pragma unroll 1
-        for (u32 row = threadIdx.x / 32; row < rows; row += TILE_THREADS / 32) {
-            SharedAt at = to + row * PITCH + 16 * lane;
-            const u8* of = from(row) + 16 * lane;
-#pragma unroll
-            for (u32 piece = 0; piece < PIECES; piece += 32)
-                if (piece + lane < live) copy_piece<16>(at + 16 * piece, of + 16 * piece);
-        }
+// N rows of quantized activations, `cols` columns of each.
+template <class F, u32 N, int D>
+struct StagedRows {
+    u8* at;
+    u32 digit_pitch, scale_pitch, sum_pitch;
+
+    __device__ __forceinline__ StagedRows(u8* at, u32 cols)
+        : at(at), digit_pitch(row_pitch(up16(cols))), scale_pitch(row_pitch(up16(cols / F::UNIT * 4))),
+          sum_pitch(F::MINIMA ? row_pitch(up16(cols / SUM * 2)) : 0) {}
+    __device__ __forceinline__ u8* scales() const { return at + D * N * digit_pitch; }
+    __device__ __forceinline__ u8* sums() const { return scales() + N * scale_pitch; }
+    __device__ __forceinline__ u32 bytes() const { return (u32)(sums() - at) + D * N * sum_pitch; }
+
+    // 32 columns from `col` on of a digit of eight rows.
+    __device__ __forceinline__ SharedAt columns(u32 digit, u32 tile, u32 col) const {
+        return shared_at(at) + (digit * N + tile * 8) * digit_pitch + col;
     }
-}
-
-// Rows beyond the matrix are its last one again, rows of activations beyond the step's the step's last one: nobody asks for
-// their products.
-template <class F, int NT, int D>
-static __device__ __forceinline__ void copy_weights(const Stage<F, NT, D>& to, const Part& part, u32 row0, u32 units,
-                                                    u32 first) {
-    using S = Stage<F, NT, D>;
-    u32 count = fewer(units - first, S::UNITS);
-    WeightRow start = weight_row(part.weights, part.rows, units, 0, F::CHUNKS, F::SECOND, F::THIRD);
-    auto clamped = [&](u32 row) { return (u64)fewer(row0 + row, part.rows - 1); };
-    copy_rows<S::FIRST / 16>(to.first(), to.m, count * F::CHUNKS, [&](u32 row) {
-        return start.chunks + clamped(row) * (units * F::CHUNKS * 16) + first * F::CHUNKS * 16;
-    });
-    if constexpr (F::SECOND != 0)
-        copy_rows<S::SECOND / 16>(to.second(), to.m, up16(count * F::SECOND) / 16, [&](u32 row) {
-            return start.second + clamped(row) * up16(units * F::SECOND) + first * F::SECOND;
-        });
-    if constexpr (F::THIRD != 0)
-        copy_rows<S::THIRD / 16>(to.third(), to.m, up16(count * F::THIRD) / 16, [&](u32 row) {
-            return start.third + clamped(row) * up16(units * F::THIRD) + first * F::THIRD;
-        });
-}
-
-template <class F, int NT, int D>
-static __device__ __forceinline__ void copy_activations(const Stage<F, NT, D>& to, const Quantized& x, u32 row0,
-                                                        u32 rows, u32 units, u32 first) {
-    using S = Stage<F, NT, D>;
-    u32 count = fewer(units - first, S::UNITS);
-    // Whole operands of eight rows, as far as the step has rows.
-    u32 staged = fewer((rows - row0 + 7) / 8 * 8, S::N);
-    auto clamped = [&](u32 row) { return fewer(row0 + row, rows - 1); };
-#pragma unroll
-    for (u32 digit = 0; digit < D; digit++) {
-        copy_rows<S::DIGITS / 16>(to.digits() + digit * S::N * row_pitch(S::DIGITS), staged, count * F::UNIT / 16,
-                                  [&](u32 row) { return (u8*)x.digits_of(digit, clamped(row)) + first * F::UNIT; });
-        if constexpr (S::SUMS != 0)
-            copy_rows<S::SUMS / 16>(to.sums() + digit * S::N * row_pitch(S::SUMS), staged,
-                                    up16(count * F::UNIT / SUM * 2) / 16, [&](u32 row) {
-                                        return (u8*)(x.sums_of(digit, clamped(row)) + first * F::UNIT / SUM);
-                                    });
+    __device__ __forceinline__ float scale(u32 n, u32 u) const { return *(const float*)(scales() + n * scale_pitch + 4 * u); }
+    // The word with sums 2 i and 2 i + 1 of a row.
+    __device__ __forceinline__ u32 sum_pair(u32 digit, u32 n, u32 i) const {
+        return *(const u32*)(sums() + (digit * N + n) * sum_pitch + 4 * i);
     }
-    copy_rows<S::SCALES / 16>(to.scales(), staged, up16(count * 4) / 16,
-                              [&](u32 row) { return (u8*)(x.scales_of(clamped(row)) + first); });
+};
+
+// ---- Copies, each row of a matrix, or of a digit of activations, by COPY_LANES threads. Warps take turns at them: the device
+// makes a warp's copies one after the other.
+
+// The first row of this thread, of `warps` times 32 / COPY_LANES, and which of its lanes it is.
+struct Share {
+    u32 row, r;
+    __device__ __forceinline__ Share()
+        : row(threadIdx.x / 32 + threadIdx.x % 32 / COPY_LANES * (blockDim.x / 32)), r(threadIdx.x % COPY_LANES) {}
+};
+
+// Weights of one stage after the other, of one tile after the other: for the threads that have one of the first M rows.
+template <class F, u32 M>
+struct Weights {
+    using S = StagedWeights<F, M>;
+    u32 units, tile, left;
+    const u8 *first, *second, *third;
+
+    __device__ __forceinline__ Weights(u32 units) : units(units), tile(blockIdx.x), left(0) {}
+    // `tiles`: of all parts.
+    __device__ __forceinline__ bool copy(const Parts& parts, u32 tiles, u8* to, Arrival* arrival) {
+        if (tile >= tiles) return false;
+        Share own;
+        if (left == 0) {
+            left = units;
+            u32 index = tile;
+            Part part = part_of(parts, M, &index);
+            // Rows beyond the matrix are its last one again: nobody asks for their products.
+            WeightRow row = weight_row(part.weights, part.rows, units, fewer(index * M + own.row, part.rows - 1), F::CHUNKS,
+                                       F::SECOND, F::THIRD);
+            first = row.chunks, second = row.second, third = row.third;
+        }
+        u32 count = fewer(left, S::UNITS), bytes = count * F::CHUNKS * 16;
+        if (own.row < M) {
+            u32 seconds = up16(count * F::SECOND), thirds = up16(count * F::THIRD);
+            expect(arrival, bytes + seconds + thirds);
+            copy_chunks(to + own.row * S::FIRST, first, bytes, arrival, own.r);
+            if constexpr (F::SECOND != 0) copy_chunks(to + S::SECOND_AT + own.row * S::SECOND, second, seconds, arrival, own.r);
+            if constexpr (F::THIRD != 0) copy_chunks(to + S::THIRD_AT + own.row * S::THIRD, third, thirds, arrival, own.r);
+        }
+        first += bytes, second += count * F::SECOND, third += count * F::THIRD;
+        left -= count;
+        if (left == 0) tile += gridDim.x;
+        return true;
+    }
+};
+
+// Columns [col, col + cols) of the step's rows from row0 on, by the threads that have the D N rows after those of weights. What
+// lies in places of rows that the step has not is nobody's: no product depends on another row of activations.
+template <class F, u32 M, u32 N, int D>
+static __device__ __forceinline__ void copy_activations(const StagedRows<F, N, D>& to, const Quantized& x, u32 row0,
+                                                        u32 rows, u32 col, u32 cols, Arrival* arrival) {
+    Share own;
+    // Every block begins with another row: all of them ask for the same ones.
+    u32 r = own.r, digit = (own.row - M) / N, n = (own.row + blockIdx.x) % N, j = digit * N + n, row = row0 + n;
+    if (own.row < M || digit >= D) return;
+    if (row >= rows) {
+        expect(arrival, 0);
+        return;
+    }
+    u32 scales = digit == 0 ? up16(cols / F::UNIT * 4) : 0, sums = F::MINIMA ? up16(cols / SUM * 2) : 0;
+    expect(arrival, cols + scales + sums);
+    copy_chunks(to.at + j * to.digit_pitch, (const u8*)x.digits_of(digit, row) + col, cols, arrival, r);
+    if (scales) copy_chunks(to.scales() + n * to.scale_pitch, (const u8*)(x.scales_of(row) + col / F::UNIT), scales, arrival, r);
+    if (sums) copy_chunks(to.sums() + j * to.sum_pitch, (const u8*)(x.sums_of(digit, row) + col / SUM), sums, arrival, r);
 }
 
-// ---- Units of a stage.
+// ---- Units of a stage. `first`: the stage's first unit among those of the activations that lie there; `live`: rows of activations
+// that there are.
 
 // Units w, w + 8, ... of 32 columns.
-template <class F, int NT, int D>
-static __device__ __forceinline__ void take_units32(const Stage<F, NT, D>& from, u32 tile, u32 w, u32 count,
+template <class F, u32 M, int NT, int D>
+static __device__ __forceinline__ void take_units32(const StagedWeights<F, M>& from, const StagedRows<F, 8 * NT, D>& x,
+                                                    u32 first, u32 live, u32 tile, u32 w, u32 count,
                                                     float (*acc)[4]) {
     u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll(NT == 1 ? 4 : 2)
@@ -133,19 +139,20 @@ static __device__ __forceinline__ void take_units32(const Stage<F, NT, D>& from,
 #pragma unroll
         for (u32 i = 0; i < NT * D; i += 2) {
             // The next operand is the other digit's, or that of the next rows, if there is one.
-            u32 next = D == 2 ? from.N : NT > 1 ? 8 : 0, pitch = row_pitch(STAGE_COLS);
-            load_columns(from.columns(i % D, i / D, 32 * u), next * pitch, pitch, b[i]);
+            u32 next = D == 2 ? 8 * NT : NT > 1 ? 8 : 0;
+            load_columns(x.columns(i % D, i / D, 32 * (first + u)), next * x.digit_pitch, x.digit_pitch, b[i]);
         }
 #pragma unroll
         for (u32 n = 0; n < NT; n++) {
+            if (8 * n >= live) break;
             float da[2];
             u32 sums[D][2];
 #pragma unroll
             for (u32 i = 0; i < 2; i++) {
-                da[i] = from.scale(8 * n + 2 * t + i, u);
+                da[i] = x.scale(8 * n + 2 * t + i, first + u);
 #pragma unroll
                 for (u32 digit = 0; digit < D; digit++)
-                    sums[digit][i] = F::MINIMA ? from.sum_pair(digit, 8 * n + 2 * t + i, u) : 0;
+                    sums[digit][i] = F::MINIMA ? x.sum_pair(digit, 8 * n + 2 * t + i, first + u) : 0;
             }
             operand.template take<D>(acc[n], b + n * D, da, sums);
         }
@@ -153,143 +160,170 @@ static __device__ __forceinline__ void take_units32(const Stage<F, NT, D>& from,
 }
 
 // Unit w of 256 columns.
-template <class F, int NT, int D>
-static __device__ __forceinline__ void take_unit256(const Stage<F, NT, D>& from, u32 tile, u32 w, u32 count,
+template <class F, u32 M, int NT, int D>
+static __device__ __forceinline__ void take_unit256(const StagedWeights<F, M>& from, const StagedRows<F, 8 * NT, D>& x,
+                                                    u32 first, u32 live, u32 tile, u32 w, u32 count,
                                                     float (*acc)[4]) {
     if (w >= count) return;
-    u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    Operand256<F> operand;
+    u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, u = first + w;
+    typename F::Operand operand;
 #pragma unroll
     for (u32 h = 0; h < 2; h++) operand.load(from.unit(16 * tile + 8 * h + g, w, count), h);
 #pragma unroll
     for (u32 n = 0; n < NT; n++) {
-        float da[2] = {from.scale(8 * n + 2 * t, w), from.scale(8 * n + 2 * t + 1, w)};
+        // Also for the compiler, which else takes more registers than there are.
+        if (8 * n >= live) break;
+        float da[2] = {x.scale(8 * n + 2 * t, u), x.scale(8 * n + 2 * t + 1, u)};
         u32 sums[D][2];
         SharedAt columns[D];
 #pragma unroll
         for (u32 digit = 0; digit < D; digit++) {
-            columns[digit] = from.columns(digit, n, 256 * w);
+            columns[digit] = x.columns(digit, n, 256 * u);
 #pragma unroll
             for (u32 i = 0; i < 2; i++)
-                sums[digit][i] = F::MINIMA ? from.sum_pair(digit, 8 * n + g, 8 * w + 4 * i + t) : 0;
+                sums[digit][i] = F::MINIMA ? x.sum_pair(digit, 8 * n + g, 8 * u + 4 * i + t) : 0;
         }
-        operand.template take<D>(acc[n], columns, row_pitch(STAGE_COLS), da, sums);
+        operand.template take<D>(acc[n], columns, x.digit_pitch, da, sums);
     }
 }
 
 // ---- The block.
 
-// A stage of a tile.
-struct Walk {
-    u32 tile;
-    u32 stage;
-    __device__ __forceinline__ void next(u32 stages) {
-        if (++stage < stages) return;
-        stage = 0;
-        tile += gridDim.x;
-    }
-};
-
-// `at` and `residual` as for few_rows. `shape` is m (16 or 32) | stages that shared memory has room for (1 to 4) << 8. Grid:
-// (at most all tiles of all parts for 8 NT rows, blocks of 8 NT rows).
-template <class F, int NT, int D>
+// `at` and `residual` as for few_rows. `shape` is the number of stages that shared memory has room for | 256 if all activations
+// lie there. Grid: (at most all tiles of all parts for 8 NT rows, blocks of 8 NT rows).
+template <class F, int NT, int D, int HALVES>
 static __device__ __forceinline__ void make_tiles(const Step* step, u32 which, u32 room, u32 cols, u32 shape, u8* at,
                                                   const float* residual, const Parts& parts) {
     DYNAMIC_SHARED(shared);
-    using S = Stage<F, NT, D>;
-    u32 m = shape & 255, slots = shape >> 8, units = cols / F::UNIT, stages = (units + S::UNITS - 1) / S::UNITS;
-    u32 tiles = 0, bytes = S{shared, m}.bytes();
-#pragma unroll
-    for (u32 i = 0; i < 3; i++) tiles += (parts.of[i].rows + m - 1) / m;
-    auto weights = [&](u32 slot, const Walk& walk) {
-        u32 tile = walk.tile;
-        Part part = part_of(parts, m, &tile);
-        copy_weights(S{shared + slot * bytes, m}, part, tile * m, units, walk.stage * S::UNITS);
+    // The last one is that of activations that stay.
+    __shared__ Arrival arrivals[TILE_SLOTS + 1];
+    constexpr u32 M = 16 * HALVES, N = 8 * NT, THREADS = 256 * HALVES;
+    using Staged = StagedWeights<F, M>;
+    using Rows = StagedRows<F, N, D>;
+    u32 slots = shape & 255, units = cols / F::UNIT;
+    bool stay = shape >> 8;
+    // Activations come before the ring, or behind the weights of each stage.
+    Rows all = {shared, stay ? cols : STAGE_COLS};
+    u8* ring = shared + (stay ? all.bytes() : 0);
+    // What a stage lay in holds the sums at last.
+    constexpr u32 SUMS = 8 * N * (M + 4) * 4, ROOM = Staged::BYTES < SUMS ? SUMS : Staged::BYTES;
+    u32 slot_bytes = ROOM + (stay ? 0 : all.bytes());
+    auto rows_at = [&](u32 slot) {
+        Rows rows = all;
+        if (!stay) rows.at = ring + slot * slot_bytes + ROOM;
+        return rows;
     };
-    Walk ahead = {blockIdx.x, 0};
-    for (u32 slot = 0; slot < slots && ahead.tile < tiles; slot++, ahead.next(stages)) weights(slot, ahead);
+    if (threadIdx.x <= slots)
+        prepare_arrival(arrivals + threadIdx.x, threadIdx.x == slots ? D * N : stay ? M : M + D * N);
+    arrivals_are_ready();
+    __syncthreads();
+    u32 tiles = 0;
+#pragma unroll
+    for (u32 i = 0; i < 3; i++) tiles += (parts.of[i].rows + M - 1) / M;
+    Weights<F, M> weights(units);
+    u32 asked = 0;
+    while (asked < slots && weights.copy(parts, tiles, ring + asked * slot_bytes, arrivals + asked)) asked++;
+    // The step's data is written by no kernel.
+    u32 row0 = blockIdx.y * N, rows = step_rows(step, which), live = rows - row0;
     wait_for_inputs();
     let_next_begin();
-    u32 row0 = blockIdx.y * S::N, rows = step_rows(step, which);
-    if (row0 >= rows) {
+    bool idle = row0 >= rows;
+    Quantized x = {at, room, cols, F::UNIT, D};
+    // Those of a stage that begins with a unit, or all that stay.
+    auto activations = [&](u32 slot, u32 unit) {
+        u32 col = unit * F::UNIT;
+        copy_activations<F, M>(rows_at(slot), x, row0, idle ? 0 : rows, col, stay ? cols : fewer(cols - col, STAGE_COLS),
+                               arrivals + slot);
+    };
+    if (stay) activations(slots, 0);
+    for (u32 slot = 0, unit = 0; slot < slots; slot++) {
+        if (!stay && slot < asked) activations(slot, unit);
+        unit = unit + Staged::UNITS < units ? unit + Staged::UNITS : 0;
         end_group();
-        wait_for_groups(0);
+    }
+    if (stay) wait_for_arrival(arrivals + slots, 0, slots);
+    if (idle) {
+        // What was asked for comes before the block ends.
+        for (u32 slot = 0; slot < asked; slot++) wait_for_arrival(arrivals + slot, 0, 1);
         return;
     }
-    Quantized x = {at, room, cols, F::UNIT, D};
-    auto activations = [&](u32 slot, const Walk& walk) {
-        copy_activations(S{shared + slot * bytes, m}, x, row0, rows, units, walk.stage * S::UNITS);
+    u32 warp = threadIdx.x / 32, w = warp % 8, half = warp / 8, lane = threadIdx.x % 32;
+    float acc[NT][4];
+    u32 slot = 0, turn = 0, unit = 0;
+    auto ask = [&]() {
+        u32 first = weights.left ? units - weights.left : 0;
+        if (weights.copy(parts, tiles, ring + slot * slot_bytes, arrivals + slot) && !stay) activations(slot, first);
+        end_group();
+        if (++slot == slots) slot = 0, turn++;
     };
-    Walk now = {blockIdx.x, 0}, first = now;
-    for (u32 slot = 0; slot < slots; slot++, first.next(stages)) {
-        if (first.tile < tiles) activations(slot, first);
-        end_group();
-    }
-    u32 w = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float acc[2][NT][4];
-    for (u32 slot = 0; now.tile < tiles; slot = slot + 1 < slots ? slot + 1 : 0) {
-        if (now.stage == 0) {
+    for (u32 tile = blockIdx.x; tile < tiles;) {
+        if (unit == 0) {
 #pragma unroll
-            for (u32 i = 0; i < 2 * NT * 4; i++) acc[i / (4 * NT)][i / 4 % NT][i % 4] = 0.0f;
+            for (u32 i = 0; i < NT * 4; i++) acc[i / 4][i % 4] = 0.0f;
         }
-        S stage = {shared + slot * bytes, m};
-        u32 count = fewer(units - now.stage * S::UNITS, S::UNITS);
-        wait_for_groups(slots - 1);
+        Staged here = {ring + slot * slot_bytes};
+        u32 count = fewer(units - unit, Staged::UNITS), first = stay ? unit : 0;
+        wait_for_arrival(arrivals + slot, turn, slots);
+        others_copies_are_there();
+        if constexpr (F::UNIT == 32) take_units32<F, M, NT, D>(here, rows_at(slot), first, live, half, w, count, acc);
+        else take_unit256<F, M, NT, D>(here, rows_at(slot), first, live, half, w, count, acc);
+        unit += count;
+        if (unit < units) {
+            __syncthreads();
+            ask();
+            continue;
+        }
+        // Outputs of this thread, [row of activations][row of the matrix], and what is added to them, asked for early.
+        constexpr u32 OWN = (M * N + THREADS - 1) / THREADS;
+        u32 index = tile;
+        Part part = part_of(parts, M, &index);
+        float before[OWN];
+        u32 of[OWN];
+#pragma unroll
+        for (u32 i = 0; i < OWN; i++) {
+            u32 j = threadIdx.x + i * THREADS, row = index * M + j % M;
+            of[i] = j < M * N && j / M < live && row < part.rows ? (row0 + j / M) * part.rows + row : ~0u;
+            before[i] = residual && of[i] != ~0u ? residual[of[i]] : 0.0f;
+        }
+        __syncthreads();
+        // [accumulator][row of activations][row of the matrix]
+        float* sums = (float*)here.at;
+        constexpr u32 PITCH = M + 4;
+#pragma unroll
+        for (u32 i = 0; i < NT * 4; i++) {
+            u32 n = i / 4 * 8 + lane % 4 * 2 + i % 2, row = 16 * half + i % 4 / 2 * 8 + lane / 4;
+            sums[(w * N + n) * PITCH + row] = acc[i / 4][i % 4];
+        }
         __syncthreads();
 #pragma unroll
-        for (u32 tile = 0; tile < 2; tile++) {
-            if (16 * tile >= m) break;
-            if constexpr (F::UNIT == 32) take_units32(stage, tile, w, count, acc[tile]);
-            else take_unit256(stage, tile, w, count, acc[tile]);
+        for (u32 i = 0; i < OWN; i++) {
+            if (of[i] == ~0u) continue;
+            u32 j = threadIdx.x + i * THREADS;
+            const float* mine = sums + j / M * PITCH + j % M;
+            float sum = mine[0];
+#pragma unroll
+            for (u32 other = 1; other < 8; other++) sum = add(sum, mine[other * N * PITCH]);
+            part.y[of[i]] = finished(part, residual, before[i], index * M + j % M, sum);
         }
+        before_copies_of_others();
         __syncthreads();
-        if (now.stage + 1 == stages) {
-            // What the stage lay in holds the sums of the eight warps: [warp][row of activations][row of the matrix].
-            float* sums = (float*)stage.at;
-            u32 pitch = m + 4;
-#pragma unroll
-            for (u32 tile = 0; tile < 2; tile++) {
-                if (16 * tile >= m) break;
-#pragma unroll
-                for (u32 i = 0; i < NT * 4; i++) {
-                    u32 n = i / 4 * 8 + lane % 4 * 2 + i % 2, row = 16 * tile + i % 4 / 2 * 8 + lane / 4;
-                    sums[(w * S::N + n) * pitch + row] = acc[tile][i / 4][i % 4];
-                }
-            }
-            __syncthreads();
-            u32 tile = now.tile;
-            Part part = part_of(parts, m, &tile);
-            for (u32 i = threadIdx.x; i < m * S::N; i += TILE_THREADS) {
-                u32 n = m == 16 ? i / 16 : i / 32, row = i - n * m;
-                if (row0 + n >= rows || tile * m + row >= part.rows) continue;
-                float sum = sums[n * pitch + row];
-#pragma unroll
-                for (u32 other = 1; other < 8; other++) sum = add(sum, sums[(other * S::N + n) * pitch + row]);
-                finish(part, residual, row0 + n, tile * m + row, sum);
-            }
-            __syncthreads();
-        }
-        if (ahead.tile < tiles) {
-            weights(slot, ahead);
-            activations(slot, ahead);
-            ahead.next(stages);
-        }
-        end_group();
-        now.next(stages);
+        ask();
+        unit = 0;
+        tile += gridDim.x;
     }
 }
 
 // Two blocks of a few rows fit on a multiprocessor, as far as registers go.
-#define MAKE_TILES(name, F, NT, D)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(TILE_THREADS, NT == 1 ? 2 : 1)                                        \
+#define MAKE_TILES(name, F, NT, D, HALVES)                                                                             \
+    extern "C" __global__ void __launch_bounds__(256 * HALVES, HALVES == 1 ? 2 : 1)                                    \
         name##_n##NT##_d##D(const Step* step, u32 which, u32 room, u32 cols, u32 shape, u8* x, const float* residual,  \
                             PARTS) {                                                                                   \
-        make_tiles<F, NT, D>(step, which, room, cols, shape, x, residual, PARTS_ARGUMENT);                             \
+        make_tiles<F, NT, D, HALVES>(step, which, room, cols, shape, x, residual, PARTS_ARGUMENT);                     \
     }
 
 // All products of a format for more than one row: of up to 8 rows a block, and of up to 32 digits of a column.
 #define TILES(name, F)                                                                                                 \
-    MAKE_TILES(name, F, 1, 1)                                                                                          \
-    MAKE_TILES(name, F, 4, 1)                                                                                          \
-    MAKE_TILES(name, F, 1, 2)                                                                                          \
-    MAKE_TILES(name, F, 2, 2)
+    MAKE_TILES(name, F, 1, 1, 1)                                                                                       \
+    MAKE_TILES(name, F, 4, 1, 2)                                                                                       \
+    MAKE_TILES(name, F, 1, 2, 1)                                                                                       \
+    MAKE_TILES(name, F, 2, 2, 2)

@@ -8,7 +8,7 @@ use super::linear::{Part, arguments, source};
 use crate::driver::{Launch, Span};
 use crate::weights::{Form, Matrix};
 
-/// Threads of a block: a warp for each of the contract's accumulators.
+/// Threads that are the contract's accumulators, a warp for each: those of a panel, half of those of a large tile.
 const THREADS: u32 = 256;
 
 /// Columns of a stage.
@@ -16,6 +16,9 @@ const STAGE_COLS: u32 = 2048;
 
 /// Most stages in shared memory.
 const SLOTS_MAX: u32 = 4;
+
+/// What a block takes of shared memory besides what it asks for.
+const OTHER: u32 = 1024 + 128;
 
 /// Rows of the matrix in a panel, columns and number of its stages.
 const PANEL_ROWS: u32 = 128;
@@ -30,36 +33,51 @@ pub(super) fn serves(form: Form) -> bool {
 /// How a launch is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Cut {
-    /// Rows of a matrix in a tile: 16 or 32.
-    m: u32,
-    /// Rows of activations.
+    /// Rows of activations in a tile.
     n: u32,
+    /// Sixteens of a matrix's rows in it.
+    halves: u32,
     /// Stages in shared memory.
     slots: u32,
+    /// Whether all activations lie there, too.
+    stay: bool,
     /// Blocks that a multiprocessor holds.
     blocks: u32,
 }
 
 impl Cut {
-    /// For all rows `outputs` of a launch's matrices, on a device of so many multiprocessors with so much shared memory for
-    /// a block.
-    fn new(form: Form, digits: u32, room: u32, outputs: u32, multiprocessors: u32, most: u32) -> Self {
-        let slots_of = |m, n, blocks| -> u32 {
-            // A block takes 1 KiB more than it asks for, and together they have so much more than one alone.
-            let each: u32 = (most + 1024) / blocks - 1024;
-            (each / stage_bytes(form, digits, m, n)).min(SLOTS_MAX)
+    /// For `cols` columns, on a device with so much shared memory for a block.
+    fn new(form: Form, digits: u32, room: u32, cols: u32, most: u32) -> Self {
+        let [few, many] = [(8, 1), (32 / digits, 2)];
+        let cut = |(n, halves), blocks, stay, least| {
+            // Blocks of a multiprocessor together have as much more as one alone needs besides.
+            let have = (most + 1024) / blocks - OTHER;
+            let cut = Self { n, halves, slots: 1, stay, blocks };
+            let fixed = if stay { rows_bytes(form, digits, n, cols) } else { 0 };
+            let slots = have.saturating_sub(fixed) / cut.slot_bytes(form, digits);
+            (slots >= least).then_some(Self { slots: slots.min(SLOTS_MAX), ..cut })
         };
-        // Tiles of 16 rows where those of 32 would leave many multiprocessors idle.
-        let large = outputs.div_ceil(32) * 4 >= 3 * multiprocessors;
-        let sizes: &[u32] = if large { &[32, 16] } else { &[16] };
-        let many = sizes.iter().map(|&m| (m, 32 / digits, 1));
-        let few = sizes.iter().flat_map(|&m| [(m, 8, 2), (m, 8, 1)]);
-        let cuts = many.filter(|_| room > 8).chain(few).map(|(m, n, blocks)| {
-            let slots = slots_of(m, n, blocks);
-            Self { m, n, slots, blocks }
-        });
-        let smallest = Self { m: 16, n: 8, slots: slots_of(16, 8, 1).max(1), blocks: 1 };
-        cuts.into_iter().find(|cut| cut.slots >= 2).unwrap_or(smallest)
+        let large = [(many, 1, true, 2), (many, 1, false, 2), (many, 1, true, 1), (many, 1, false, 1)];
+        let small = [(few, 2, true, 2), (few, 2, false, 2), (few, 1, true, 2), (few, 1, false, 2)];
+        let cuts = large.into_iter().filter(|_| room > 8).chain(small);
+        let first =
+            cuts.map(|(size, blocks, stay, least)| cut(size, blocks, stay, least)).find_map(|cut| cut);
+        first.unwrap_or(Self { n: 8, halves: 1, slots: 1, stay: false, blocks: 1 })
+    }
+
+    fn m(&self) -> u32 {
+        16 * self.halves
+    }
+
+    fn slot_bytes(&self, form: Form, digits: u32) -> u32 {
+        let rows = if self.stay { 0 } else { rows_bytes(form, digits, self.n, STAGE_COLS) };
+        // The sums of eight accumulators come to lie where a stage's weights lay.
+        weights_bytes(form, self.m()).max(8 * self.n * (self.m() + 4) * 4) + rows
+    }
+
+    fn bytes(&self, form: Form, digits: u32, cols: u32) -> u32 {
+        let fixed = if self.stay { rows_bytes(form, digits, self.n, cols) } else { 0 };
+        fixed + self.slots * self.slot_bytes(form, digits)
     }
 }
 
@@ -94,12 +112,18 @@ fn pitch(bytes: u32) -> u32 {
     if bytes == 0 { 0 } else { ((bytes / 16) | 1) * 16 }
 }
 
-/// Shared memory of a stage.
-fn stage_bytes(form: Form, digits: u32, m: u32, n: u32) -> u32 {
+/// Shared memory of a stage's weights.
+fn weights_bytes(form: Form, m: u32) -> u32 {
     let units = form.unit().map_or(0, |unit| STAGE_COLS / unit as u32);
-    let weights: u32 = form.unit_bytes().iter().map(|&bytes| pitch(units * bytes as u32)).sum();
-    let sums = if form.has_minima() { STAGE_COLS / 16 * 2 } else { 0 };
-    m * weights + digits * n * (pitch(STAGE_COLS) + pitch(sums)) + n * pitch(4 * units)
+    m * form.unit_bytes().iter().map(|&bytes| pitch(units * bytes as u32)).sum::<u32>()
+}
+
+/// Shared memory of `cols` columns of n rows of activations.
+fn rows_bytes(form: Form, digits: u32, n: u32, cols: u32) -> u32 {
+    let units = form.unit().map_or(0, |unit| cols / unit as u32);
+    let padded = |bytes: u32| pitch(bytes.next_multiple_of(16));
+    let sums = if form.has_minima() { padded(cols / 16 * 2) } else { 0 };
+    digits * n * (padded(cols) + sums) + n * padded(4 * units)
 }
 
 /// The launch of parts that join.
@@ -124,14 +148,16 @@ pub(super) fn issue<'a>(
         let entry = entries[5 + digits as usize];
         return Issue { entry, shape, arguments: arguments(step, which, room, 0, parts) };
     }
-    let cut = Cut::new(form, digits, room, outputs().sum(), multiprocessors, most);
-    let tiles: u32 = outputs().map(|rows| rows.div_ceil(cut.m)).sum();
+    let cols = parts[0].matrix.layout().cols as u32;
+    let cut = Cut::new(form, digits, room, cols, most);
+    let tiles: u32 = outputs().map(|rows| rows.div_ceil(cut.m())).sum();
     let blocks = tiles.min(multiprocessors.max(1) * cut.blocks);
-    let mut shape = Launch::new([blocks, room.div_ceil(cut.n)], THREADS);
-    shape.shared_bytes = cut.slots * stage_bytes(form, digits, cut.m, cut.n);
+    let mut shape = Launch::new([blocks, room.div_ceil(cut.n)], THREADS * cut.halves);
+    shape.shared_bytes = cut.bytes(form, digits, cols);
     // After those for one row.
     let entry = entries[2 * digits as usize + usize::from(cut.n > 8)];
-    Issue { entry, shape, arguments: arguments(step, which, room, cut.m | (cut.slots << 8), parts) }
+    let told = cut.slots | u32::from(cut.stay) << 8;
+    Issue { entry, shape, arguments: arguments(step, which, room, told, parts) }
 }
 
 #[cfg(test)]
@@ -145,25 +171,21 @@ mod tests {
         // Compute capabilities 8.0, 8.9, 9.0 and 10.0.
         for (form, kib) in forms.flat_map(|form| [163, 99, 227, 227].map(|kib| (form, kib))) {
             for (digits, room) in [(1, 2), (1, 8), (1, 9), (1, 512), (2, 8), (2, 64)] {
-                for outputs in [1, 1024, 4096, 28672] {
-                    let cut = Cut::new(form, digits, room, outputs, 132, kib << 10);
-                    let bytes = cut.slots * stage_bytes(form, digits, cut.m, cut.n);
+                for cols in [256, 1024, 4096, 14336, 65536] {
+                    let cut = Cut::new(form, digits, room, cols, kib << 10);
+                    let bytes = cut.bytes(form, digits, cols);
                     assert!(
-                        cut.blocks * (bytes + 1024) <= (kib + 1) << 10,
+                        cut.blocks * (bytes + OTHER) <= (kib + 1) << 10,
                         "{form:?} {digits} {room} {cut:?}"
                     );
-                    assert!((1..=SLOTS_MAX).contains(&cut.slots) && matches!(cut.m, 16 | 32), "{cut:?}");
-                    // The sums of eight warps fit where a stage lay.
-                    assert!(
-                        8 * cut.n * (cut.m + 4) * 4 <= stage_bytes(form, digits, cut.m, cut.n),
-                        "{cut:?}"
-                    );
+                    assert!((1..=SLOTS_MAX).contains(&cut.slots), "{cut:?}");
                 }
             }
         }
-        let cut = |room, outputs| Cut::new(Form::Q4K, 1, room, outputs, 132, 227 << 10);
-        assert_eq!(cut(8, 4096), Cut { m: 32, n: 8, slots: 2, blocks: 2 });
-        assert_eq!(cut(32, 4096), Cut { m: 32, n: 32, slots: 2, blocks: 1 });
-        assert_eq!(cut(32, 1024).m, 16);
+        let cut = |room, cols| Cut::new(Form::Q4K, 1, room, cols, 227 << 10);
+        assert_eq!(cut(8, 4096), Cut { n: 8, halves: 1, slots: 4, stay: true, blocks: 2 });
+        assert_eq!(cut(8, 14336), Cut { n: 8, halves: 1, slots: 3, stay: false, blocks: 2 });
+        assert_eq!(cut(32, 4096), Cut { n: 32, halves: 2, slots: 2, stay: true, blocks: 1 });
+        assert_eq!(cut(32, 14336), Cut { n: 32, halves: 2, slots: 2, stay: false, blocks: 1 });
     }
 }

@@ -56,18 +56,16 @@ struct Iq4Xs {
         }
     }
     // For tiles.
-    static constexpr bool HIGH = SIGNED;
-    static __device__ __forceinline__ i32 join(i32 high, i32 low) { return 64 * high + (low >> 2); }
-    static __device__ __forceinline__ void digits(const UnitRow& row, u32 t, u32* high, u32* low, u32*) {
+    static constexpr bool CODES = SIGNED;
+    typedef OperandOfSubUnits<Iq4Xs> Operand;
+    static __device__ __forceinline__ void sub_units(const UnitRow& row, u32 t, u32* q, u32* scales, u32*) {
         Unit w;
+        scales[0] = scales[1] = 0;
         w.header = *(const Pair*)row.second;
 #pragma unroll
         for (u32 j = 0; j < 8; j++) {
-            u32 q[2];
-            look_up(row.word(j, t), IQ4_LEVELS, &q[0], &q[1]);
-#pragma unroll
-            for (u32 i = 0; i < 2; i++)
-                digits_of_products(q[i] ^ 0x80808080u, 128, sub_scale(w, j), &high[2 * j + i], &low[2 * j + i]);
+            look_up(row.word(j, t), IQ4_LEVELS, &q[2 * j], &q[2 * j + 1]);
+            scales[j / 4] |= (u32)(sub_scale(w, j) & 255) << (j % 4 * 8);
         }
     }
     static __device__ __forceinline__ float row_scale(const UnitRow& row) { return widen_f16(*(const u16*)row.second); }

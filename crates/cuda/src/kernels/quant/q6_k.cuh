@@ -73,9 +73,8 @@ struct Q6K {
         }
     }
     // For tiles.
-    static constexpr bool HIGH = SIGNED;
-    static __device__ __forceinline__ i32 join(i32 high, i32 low) { return 64 * high + (low >> 2); }
-    static __device__ __forceinline__ void digits(const UnitRow& row, u32 t, u32* high, u32* low, u32*) {
+    typedef OperandOfDigits<Q6K> Operand;
+    static __device__ __forceinline__ void digits(const UnitRow& row, u32 t, u32* high, u32* low) {
         Words scales = row.chunk(12);
 #pragma unroll
         for (u32 j = 0; j < 16; j++) {
