@@ -227,13 +227,22 @@ impl Engine {
                 self.release(at);
                 self.stats.preempted += 1;
             }
-            let mut work: Vec<(usize, usize)> = Vec::with_capacity(plan.work.len());
-            for (at, n) in plan.work {
+            let mut found = 0;
+            for &(at, _) in &plan.work {
                 let s = &mut self.sequences[at];
                 if s.computed == 0 {
                     s.computed = self.kv.adopt(&mut s.held, &s.tokens);
-                    self.stats.cached += s.computed as u64;
+                    found += s.computed;
                 }
+            }
+            self.stats.cached += found as u64;
+            // What need not be computed leaves tokens of the step to others.
+            if found > 0 && plan.preempt.is_empty() {
+                continue;
+            }
+            let mut work: Vec<(usize, usize)> = Vec::with_capacity(plan.work.len());
+            for (at, n) in plan.work {
+                let s = &mut self.sequences[at];
                 let n = n.min(s.tokens.len() - s.computed);
                 if self.kv.grow(&mut s.held, s.computed + n) {
                     work.push((at, n));

@@ -94,6 +94,26 @@ fn a_turn_appended_equals_the_conversation_prefilled_cold() {
     assert_eq!(warm.pages_held(), 0);
 }
 
+/// Tokens found in the prefix cache take no share of a step: as many prompts begin together as have room for the rest.
+#[test]
+fn cached_prompts_begin_together() {
+    let options = EngineOptions { step_tokens: 100, chunk: 100, ..EngineOptions::default() };
+    let mut engine = engine(2, options);
+    let requests: Vec<Request> = (0..8).map(|i| Request::greedy(prompt(i, 97), 4)).collect();
+    let alone: Vec<_> = requests.iter().map(|request| reply(&mut engine, request.clone())).collect();
+    let ids: Vec<RequestId> = requests
+        .iter()
+        .map(|r| engine.submit(Request { logprobs: Some(2), ..r.clone() }).expect("fits"))
+        .collect();
+    let first = engine.step().expect("runs");
+    assert_eq!(first.len(), 8, "{first:?}");
+    assert_eq!(engine.stats().cached, 8 * 96);
+    let mut replies = engine.run_to_end().expect("runs");
+    for (i, id) in ids.iter().enumerate() {
+        assert_eq!(bits(&replies.remove(id).expect("a reply")), alone[i][1..], "request {i}");
+    }
+}
+
 #[test]
 fn salts_do_not_share() {
     let mut engine = engine(1, EngineOptions::default());
