@@ -118,7 +118,7 @@ static __device__ __forceinline__ void add_block(const typename W::Chunk* w, con
 
 // Most stages of a warp that are under way, and most warps of a block (float.rs).
 #define FLOAT_STAGES 4u
-#define FLOAT_WARPS 8u
+#define FLOAT_WARPS 12u
 
 // Blocks of a norm's weights that a warp asks for before the row is there.
 #define NORM_BLOCKS 4u
@@ -154,6 +154,21 @@ static __device__ __forceinline__ void norm_staged(float* row, const float* norm
     for (u32 i = 0; i < NORM_BLOCKS; i++)
         if (warp + i * warps < blocks) normed(warp + i * warps, held[i]);
     for (u32 b = warp + NORM_BLOCKS * warps; b < blocks; b += warps) normed(b, four(norm, b, cols));
+}
+
+// What becomes of the sums of a turn that this lane ends with: one of a product, or those of gate and up.
+struct Ending {
+    u64 at;
+    float* y;
+    float scale[2], bias[2];
+    bool biased[2], finishes;
+};
+
+// Keeps the compiler from making this later.
+static __device__ __forceinline__ void make_now(const Ending& e) {
+#ifndef INGLE_HOST
+    asm volatile("" ::"l"(e.at), "l"(e.y), "f"(e.scale[0]), "f"(e.scale[1]), "r"((u32)e.finishes));
+#endif
 }
 
 // y for up to T rows of activations. A warp makes R rows of the matrix at a time, whose weights come in stages of `slab`
@@ -221,13 +236,34 @@ static __device__ __forceinline__ void stream_float_rows(const Step* step, u32 w
         end_group();
     };
     for (u32 slot = 0; slot < stages; slot++) ask(slot);
+    // The step's data is written by no kernel.
+    u32 rows = step_rows(step, which);
+    constexpr u32 SHARE = 32 / (T * R);
+    u32 t = lane / SHARE / R, r = lane / SHARE % R;
+    auto ending = [&](u32 turn) {
+        u32 p = part_at(turn);
+        Part part = of(p);
+        u32 n = first_row(turn, p) + r;
+        Ending e;
+        e.at = (u64)t * part.rows + n;
+        e.y = part.y;
+        e.finishes = turn < end && lane % SHARE == 0 && n < part.rows && t < rows;
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            const float* bias = i == 0 ? part.bias : parts.of[1].bias;
+            e.scale[i] = i == 0 ? part.scale : parts.of[1].scale;
+            e.biased[i] = bias != nullptr;
+            e.bias[i] = bias && e.finishes && (i == 0 || act) ? bias[n] : 0.0f;
+        }
+        return e;
+    };
+    Ending now = ending(own);
+    make_now(now);
     Words held[NORM_BLOCKS];
     if (norm)
 #pragma unroll
         for (u32 i = 0; i < NORM_BLOCKS; i++) held[i] = four(norm, warp + i * warps, cols);
     let_next_begin();
-    // The step's data is written by no kernel.
-    u32 rows = step_rows(step, which);
     wait_for_inputs();
     if (rows) {
         stage_rows<T>(staged, x, room, cols, blocks);
@@ -238,19 +274,11 @@ static __device__ __forceinline__ void stream_float_rows(const Step* step, u32 w
     }
     __syncthreads();
 
-    // Which sum this lane ends with.
-    constexpr u32 SHARE = 32 / (T * R);
-    u32 t = lane / SHARE / R, r = lane / SHARE % R, slot = 0, round = 0;
-    for (; own < end; own += stride) {
-        u32 first_part = part_at(own), last_part = act ? 1 : first_part;
-        float gate = 0.0f;
-        for (u32 p = first_part; p <= last_part; p++) {
-            Part part = of(p);
-            u32 n = first_row(own, p) + r;
-            u64 at = (u64)t * part.rows + n;
-            bool finishes = lane % SHARE == 0 && n < part.rows && t < rows;
-            // Asked for before it is needed.
-            float before = residual && finishes ? residual[at] : 0.0f, bias = part.bias && finishes ? part.bias[n] : 0.0f;
+    u32 slot = 0, round = 0;
+    while (own < end) {
+        // Asked for before it is needed.
+        float before = residual && now.finishes ? residual[now.at] : 0.0f, gate = 0.0f;
+        for (u32 p = 0; p < (act ? 2 : 1); p++) {
             float s[T * R];
 #pragma unroll
             for (u32 i = 0; i < T * R; i++) s[i] = 0.0f;
@@ -279,8 +307,8 @@ static __device__ __forceinline__ void stream_float_rows(const Step* step, u32 w
                 }
             }
             fold<T * R, 16>(s);
-            float sum = mul(s[0], part.scale);
-            if (part.bias) sum = add(sum, bias);
+            float sum = mul(s[0], p == 0 ? now.scale[0] : now.scale[1]);
+            if (p == 0 ? now.biased[0] : now.biased[1]) sum = add(sum, p == 0 ? now.bias[0] : now.bias[1]);
             if (act && p == 0) {
                 gate = sum;
                 continue;
@@ -288,8 +316,10 @@ static __device__ __forceinline__ void stream_float_rows(const Step* step, u32 w
             if (act)
                 sum = mul(act == 1 ? contract_silu(gate) : act == 2 ? contract_gelu_tanh(gate) : contract_gelu_erf(gate), sum);
             if (residual) sum = add(before, sum);
-            if (finishes) (act ? parts.of[0].y : part.y)[at] = sum;
+            if (now.finishes) now.y[now.at] = sum;
         }
+        own += stride;
+        if (own < end) now = ending(own);
     }
 }
 
@@ -413,7 +443,7 @@ static __device__ __forceinline__ void many_float_rows(const Step* step, u32 whi
 // ---- Kernels of a form of weights.
 
 #define STREAM_FLOATS(name, W, T, R)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(32 * FLOAT_WARPS, 1 + (T == 1))                                       \
+    extern "C" __global__ void __launch_bounds__(T == 1 ? 32 * FLOAT_WARPS : 256, 1)                                   \
         name##_x##T##_w##R(const Step* step, u32 which, u32 room, u32 cols, u32 slab, u32 stages, const float* x,      \
                            const float* norm, float eps, const float* residual, u32 act, PARTS) {                      \
         stream_float_rows<W, T, R>(step, which, room, cols, slab, stages, x, norm, eps, residual, act, PARTS_ARGUMENT);\

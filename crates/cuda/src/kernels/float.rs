@@ -59,8 +59,9 @@ pub(super) const MANY_ROWS: usize = 16;
 /// Most rows of activations whose product streams its weights.
 const STREAM_ROWS: usize = 8;
 
-/// Most warps of a block, and stages of a warp (float.cuh).
-const WARPS_MAX: usize = 8;
+/// Warps of a block, and most of them for one row of activations; most stages of a warp (float.cuh).
+const WARPS: usize = 8;
+const WARPS_MAX: usize = 12;
 const STAGES_MAX: usize = 4;
 
 /// Bytes that a copy has at least, where a row has as many.
@@ -107,10 +108,11 @@ impl Plan {
         let processors = limits.multiprocessors.max(1) as usize;
         let taken = if gated { &rows[..1] } else { rows };
         let turns = |weights: usize| taken.iter().map(|rows| rows.div_ceil(weights)).sum::<usize>();
-        // As many rows at a time as leave work for most warps.
-        let choices: &[usize] = if x == 1 { &[4, 2, 1] } else { &[4, 2] };
-        let enough = |&&weights: &&usize| turns(weights) >= processors * WARPS_MAX * 5 / 8;
-        let most = choices.iter().find(enough).or(choices.last()).copied()?;
+        let each = |weights: usize| turns(weights).div_ceil(processors);
+        // As few rows at a time as leave each warp one turn; of larger matrices, the most.
+        let (choices, warps_max): (&[usize], _) =
+            if x == 1 { (&[4, 2, 1], WARPS_MAX) } else { (&[4, 2], WARPS) };
+        let most = choices.iter().rev().find(|&&weights| each(weights) <= warps_max).copied().unwrap_or(4);
         // Two sizes of blocks, as the streams of integer weights have. Here those that norm their row are the small ones: a
         // product after attention finds multiprocessors empty, and two small blocks would go to one of them.
         let half = limits.shared_bytes / 2;
@@ -119,10 +121,11 @@ impl Plan {
         [size, limits.shared_bytes].into_iter().find_map(|have| {
             let ring = have.saturating_sub(OTHER).checked_sub(activations)?;
             let tries = choices.iter().filter(|&&weights| weights <= most);
-            let tries = tries.flat_map(|&weights| [(weights, WARPS_MAX), (weights, WARPS_MAX / 2)]);
+            let tries = tries.flat_map(|&weights| [(weights, WARPS), (weights, WARPS / 2)]);
             tries.into_iter().find_map(|(weights, warps)| {
+                let each = each(weights);
+                let warps = if each <= warps_max && warps == WARPS { each.max(WARPS) } else { warps };
                 // The ring is shared by those that have work.
-                let each = turns(weights).div_ceil(processors);
                 let takers = each.min(warps);
                 let all = weights * blocks * block * if gated { 2 } else { 1 } * each.div_ceil(takers);
                 // What fills most of the ring, in stages as long as may be: each costs a warp some hundred cycles.
