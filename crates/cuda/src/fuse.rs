@@ -139,3 +139,81 @@ impl<'a> Rows<'a> {
         Ok(span)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ingle_graph::op::{Emit, LinearPart, RopeId, ValueType};
+    use ingle_graph::program::Cost;
+    use ingle_graph::{Rows as Kind, WeightId};
+
+    use super::*;
+
+    fn slot(offset: usize, cols: usize) -> Slot {
+        Slot::Arena { offset, ty: ValueType::f32(Kind::T, cols) }
+    }
+
+    fn step(op: Op, inputs: &[Slot], outputs: &[Slot]) -> Step {
+        let (inputs, outputs) = (inputs.to_vec(), outputs.to_vec());
+        Step { name: String::new(), op, inputs, outputs, layer: None, cost: Cost::default() }
+    }
+
+    fn norm(group: usize, x: Slot, y: Slot) -> Step {
+        let op = Op::RmsNorm { weight: WeightId(0), eps: 1e-6, group, emit: Emit::plain() };
+        step(op, &[x], &[y])
+    }
+
+    fn product(x: Slot, y: Slot) -> Step {
+        let part = LinearPart { weight: WeightId(0), scale: None, bias: None, input: 0 };
+        step(Op::Linear { parts: vec![part], residual: false, gated: None }, &[x], &[y])
+    }
+
+    fn store(q: Slot, k: Slot, y: Slot) -> Step {
+        step(Op::RopeStore { rope: RopeId(0), head_dim: 64, layer: 0 }, &[q, k, slot(0x90000, 128)], &[y])
+    }
+
+    /// Which of these steps are left to their readers, in a bucket of `t` rows.
+    fn left(t: usize, streams: bool, steps: &[Step]) -> Vec<bool> {
+        let steps: Vec<&Step> = steps.iter().collect();
+        let rows = Rows::new(&steps, &Bucket { t, s: 1, r: 1 }, &|_, _| streams, 0);
+        (0..steps.len()).map(|at| rows.left(at)).collect()
+    }
+
+    #[test]
+    fn a_norm_is_left_to_products_of_one_row() {
+        let (x, y, z) = (slot(0, 128), slot(0x1000, 128), slot(0x2000, 256));
+        let steps = [norm(128, x, y), product(y, z)];
+        assert_eq!(left(1, true, &steps), [true, false]);
+        assert_eq!(left(2, true, &steps), [false, false], "two rows");
+        assert_eq!(left(1, false, &steps), [false, false], "a product that cannot");
+        assert_eq!(left(1, true, &[norm(64, x, y), product(y, z)]), [false, false], "heads");
+        let result = Slot::Output { index: 0, ty: ValueType::f32(Kind::T, 128) };
+        assert_eq!(left(1, true, &[norm(128, result, y), product(y, z)]), [true, false], "of a result");
+        assert_eq!(left(1, true, &[norm(128, x, result), product(result, z)]), [false, false], "a result");
+        // Blocks would still read x while others write to it.
+        assert_eq!(left(1, true, &[norm(128, x, y), product(y, x)]), [false, false], "in x's place");
+        let steps = [norm(128, x, y), product(slot(0x3000, 128), x), product(y, z)];
+        assert_eq!(left(1, true, &steps), [false; 3], "x is gone");
+        let steps = [norm(128, x, y), product(y, z), step(Op::Add, &[y, z], &[z])];
+        assert_eq!(left(1, true, &steps), [false; 3], "another reader");
+    }
+
+    #[test]
+    fn norms_of_heads_are_left_to_the_rotation() {
+        let (q, k, y) = (slot(0, 256), slot(0x10000, 128), slot(0x20000, 256));
+        for t in [1, 8] {
+            let steps = [norm(64, q, q), norm(64, k, k), store(q, k, q)];
+            assert_eq!(left(t, false, &steps), [true, true, false], "in place, {t} rows");
+            assert_eq!(
+                left(t, false, &[norm(64, q, y), store(y, k, y)]),
+                [true, false],
+                "elsewhere, {t} rows"
+            );
+        }
+        assert_eq!(left(1, false, &[norm(32, q, q), store(q, k, q)]), [false, false], "other groups");
+        assert_eq!(
+            left(1, false, &[norm(64, k, y), store(q, y, k)]),
+            [false, false],
+            "into what k is made from"
+        );
+    }
+}
