@@ -44,7 +44,7 @@ impl Device {
     pub fn runs(&self, float: FloatArithmetic) -> bool {
         let fast = match self {
             Device::Cpu { isa, .. } => isa.float(Numerics::Fast),
-            Device::Cuda => FloatArithmetic::F32x32,
+            Device::Cuda => FloatArithmetic::Mma,
         };
         float == FloatArithmetic::F32x32 || float == fast
     }

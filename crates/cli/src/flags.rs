@@ -164,8 +164,8 @@ pub struct DeviceFlags {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Arithmetic and memory")]
 pub struct PlanFlags {
-    /// fast or exact: fast runs attention in `amx3` on CPUs with AMX where 4 or more queries share their keys; all else
-    /// in both is `int` and `f32x32`, the same bits everywhere
+    /// fast or exact: fast runs attention in `mma` on GPUs, and in `amx3` on CPUs with AMX where 4 or more queries share
+    /// their keys; all else in both is `int` and `f32x32`, the same bits everywhere
     #[arg(long, value_name = "MODE", default_value = "fast")]
     pub numerics: Numerics,
     /// Type of cached keys and values: f16, f32, bf16 or q8_0
@@ -343,7 +343,8 @@ pub struct Bench {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
-    /// fast or exact: fast runs attention in `amx3` on CPUs with AMX where 4 or more queries share their keys
+    /// fast or exact: fast runs attention in `mma` on GPUs, and in `amx3` on CPUs with AMX where 4 or more queries share
+    /// their keys
     #[arg(long, value_name = "MODE", default_value = "fast")]
     pub numerics: Numerics,
     /// Type of cached keys and values: f16, f32, bf16 or q8_0

@@ -162,7 +162,7 @@ pub fn layout(flags: &DeviceFlags, plan: Plan<'_>) -> ingle_graph::Result<Option
         }
         (None, None) => None,
     };
-    plan.options.float = float(found.is_some(), plan.options.numerics, plan.graph);
+    plan.options.float = float(found.as_ref(), plan.options, plan.graph);
     plan.options.placement = found.as_ref().map_or_else(Placement::default, |found| found.fit.placement());
     plan.options.sample &= found.as_ref().is_some_and(|found| found.fit.is_whole());
     Ok(found)
@@ -202,12 +202,13 @@ pub fn warn_of_threads(flags: &DeviceFlags) {
     }
 }
 
-/// The float arithmetic that a mode stands for, for this model: on the host alone, or where a GPU has a part of it, which then
-/// both have.
-pub fn float(on_gpu: bool, numerics: Numerics, graph: &Graph) -> FloatArithmetic {
-    match on_gpu {
-        true => FloatArithmetic::F32x32,
-        false => Isa::detect().float_for(numerics, graph),
+/// The float arithmetic that a mode stands for, for this model: of the host alone, of a GPU that has all of it, or where each
+/// has a part, the one that both have.
+pub fn float(layout: Option<&Layout>, options: &PlanOptions, graph: &Graph) -> FloatArithmetic {
+    match layout {
+        None => Isa::detect().float_for(options.numerics, graph),
+        Some(layout) if layout.fit.is_whole() => ingle_cuda::float_for(options.numerics, graph, options.kv),
+        Some(_) => FloatArithmetic::F32x32,
     }
 }
 
@@ -329,7 +330,7 @@ pub fn load(
     let plan = Plan { graph: &model.graph, options: &mut options, kv: &kv, buckets };
     let mut layout = None;
     let backend = device(flags, false, &mut layout, plan)?;
-    options.float = float(layout.is_some(), options.numerics, &model.graph);
+    options.float = float(layout.as_ref(), &options, &model.graph);
     let wanted =
         layout.as_ref().map_or_else(|| kv_bytes(&model.graph, options.kv, &kv), |layout| layout.host_kv);
     if let Some(held) = sys::memory_bytes("MemTotal:")

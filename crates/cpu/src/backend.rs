@@ -220,9 +220,14 @@ impl Backend for Cpu {
             let (program, loaded) = (options.activations, model.activations);
             return Err(device(format!("a program for {program} activations, loaded for {loaded}")));
         }
-        if options.float == FloatArithmetic::Amx3 && self.isa < Isa::Amx {
+        let lacks = match options.float {
+            FloatArithmetic::F32x32 => None,
+            FloatArithmetic::Amx3 => (self.isa < Isa::Amx).then_some("matrix tiles"),
+            FloatArithmetic::Mma => Some("tensor cores"),
+        };
+        if let Some(lacks) = lacks {
             return Err(device(format!(
-                "a program in {}, which needs matrix tiles: this is {}",
+                "a program in {}, which needs {lacks}: this is {}",
                 options.float, self.isa
             )));
         }

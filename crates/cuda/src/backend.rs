@@ -384,7 +384,7 @@ impl Cuda {
     fn prepare_program(&mut self, program: Arc<Program>) -> Result<Prepared> {
         let model = self.model.as_ref().ok_or_else(|| Error::Refused("no model is loaded".into()))?;
         let float = program.key.options.float;
-        if float != FloatArithmetic::F32x32 {
+        if float == FloatArithmetic::Amx3 {
             return Err(Error::Refused(format!("attention in {float} is the CPU's alone")));
         }
         if program.weights != model.declared || program.kv.len() != model.pools.len() {
@@ -403,6 +403,7 @@ impl Cuda {
         self.spare.grow(spare)?;
         let binder = Binder {
             bucket,
+            float,
             model,
             step: device.span(at, layout.bytes())?,
             blob: device.all(),
@@ -425,7 +426,8 @@ impl Cuda {
             let mut calls = Vec::with_capacity(issues.len());
             for Issue { entry, shape, arguments } in issues {
                 let function = self.functions.get(&self.context, entry)?;
-                if shape.shared_bytes > 48 << 10 {
+                // Kernels have up to 16 KiB of their own besides.
+                if shape.shared_bytes > 32 << 10 {
                     function.allow_shared(shape.shared_bytes)?;
                 }
                 let overlap = overlap && linear::begins_early(&entry);

@@ -2,7 +2,7 @@
 
 use ingle_graph::op::{Emit, Gated, RopeId};
 use ingle_graph::quantize::Layout;
-use ingle_graph::{Bucket, LinearPart, Op, Program, Slot, Step, WeightId};
+use ingle_graph::{Bucket, FloatArithmetic, LinearPart, Op, Program, Slot, Step, WeightId};
 
 use crate::backend::{Brought, Model, Source, Stored};
 use crate::driver::{Arg, Buffer, Span};
@@ -45,7 +45,7 @@ pub(crate) fn path_name(step: &Step, program: &Program, model: &Model, left: boo
             names.dedup();
             names.join("+")
         }
-        Op::Attention { .. } => "attention.f32x32.cuda".into(),
+        Op::Attention { .. } => format!("attention.{}.cuda", program.key.options.float),
         op if left => format!("{}.in_readers.cuda", op.name()),
         op => format!("{}.cuda", op.name()),
     }
@@ -54,6 +54,7 @@ pub(crate) fn path_name(step: &Step, program: &Program, model: &Model, left: boo
 /// Turns steps into launches with addresses.
 pub(crate) struct Binder<'a> {
     pub(crate) bucket: Bucket,
+    pub(crate) float: FloatArithmetic,
     pub(crate) model: &'a Model,
     pub(crate) step: Span<'a>,
     pub(crate) arena: Span<'a>,
@@ -300,12 +301,14 @@ impl<'a> Binder<'a> {
                     outputs.quantized.clear();
                     self.left.leave(&step.outputs, linear::Made { x: y, norm: None });
                 }
-                let reach = [sizes[0], self.model.kv.context];
-                let parts = spare.take(attention::parts_bytes(spec, reach[0], reach[1]))?;
+                let context = self.model.kv.context;
+                let parts = spare.take(attention::parts_bytes(spec, sizes[0], context))?;
                 let (kv_type, pools) = (self.model.kv_type, self.pools(spec.layer));
+                let call =
+                    attention::Call { step: at, spec: spec.clone(), pools, kind: kv_type, context, q, y };
                 let room = attention::Room { parts, counters: self.counters };
-                let mut issues =
-                    vec![attention::issue(at, spec, kv_type, pools, reach, [q, y], room, self.limits)?];
+                let issue = attention::issue(&call, self.float, self.bucket, room, self.limits)?;
+                let mut issues = vec![issue];
                 issues.extend(quantize::issues(at, kind, sizes[0], sizes[1], y, &outputs.quantized)?);
                 issues
             }

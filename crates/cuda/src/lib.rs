@@ -22,4 +22,5 @@ pub use backend::{Cuda, CudaOptions};
 #[cfg(feature = "stand-in")]
 pub use driver::stand_in;
 pub use error::{Error, Result};
+pub use kernels::attention::float_for;
 pub use survey::survey;

@@ -111,6 +111,26 @@ static inline void tensor_multiply(int* d, const unsigned* a, bool a_unsigned, c
     stand_in::pause(stand_in::AT_WARP);
 }
 
+// The same with a 16 x 16 and b 16 x 8 numbers of 16 bits, which `widen` widens, as kernels' halves.cuh says they lie. A step is
+// added up in f64, element by element, and rounded once, as in graph's mma.rs.
+static inline void tensor_multiply_halves(float* d, const unsigned* a, const unsigned* b, const float* c,
+                                          float (*widen)(unsigned short)) {
+    size_t own = stand_in::running, lane = own % 32;
+    auto warp = stand_in::operands + own / 32 * 32;
+    memcpy(warp[lane], a, 16), memcpy(warp[lane] + 4, b, 8);
+    stand_in::pause(stand_in::AT_WARP);
+    for (int i = 0; i < 4; i++) {
+        double sum = c[i];
+        for (int k = 0; k < 16; k++) {
+            unsigned x = warp[lane / 4 * 4 + k % 8 / 2][i / 2 + k / 8 * 2];
+            unsigned y = warp[(lane % 4 * 2 + i % 2) * 4 + k % 8 / 2][4 + k / 8];
+            sum += (double)widen((unsigned short)(x >> k % 2 * 16)) * widen((unsigned short)(y >> k % 2 * 16));
+        }
+        d[i] = (float)sum;
+    }
+    stand_in::pause(stand_in::AT_WARP);
+}
+
 // ---- Copies beside other work (block.hpp says when they are done).
 
 static inline void begin_copy(void* to, const void* from, size_t bytes) {

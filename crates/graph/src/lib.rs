@@ -9,6 +9,7 @@ pub mod backend;
 pub mod builder;
 pub mod dump;
 pub mod math;
+pub mod mma;
 pub mod op;
 pub mod options;
 pub mod passes;

@@ -23,6 +23,8 @@ pub enum FloatArithmetic {
     F32x32,
     /// Attention as bf16 matrix tiles multiply it, its operands split into two terms; other float products as `F32x32`.
     Amx3,
+    /// Attention as tensor cores multiply it, its operands rounded to 16 bits; other float products as `F32x32`.
+    Mma,
 }
 
 /// How activations enter a product with quantized weights.
@@ -81,7 +83,7 @@ macro_rules! names {
         }
     };
 }
-names!(FloatArithmetic, "float arithmetic", F32x32 => "f32x32", Amx3 => "amx3");
+names!(FloatArithmetic, "float arithmetic", F32x32 => "f32x32", Amx3 => "amx3", Mma => "mma");
 names!(Numerics, "numerics mode", Fast => "fast", Exact => "exact");
 names!(Activations, "activation type", Int8 => "int8", Int16 => "int16", F32 => "f32");
 names!(KvType, "KV type", F16 => "f16", BF16 => "bf16", F32 => "f32", Q8_0 => "q8_0");

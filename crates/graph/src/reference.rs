@@ -15,7 +15,7 @@ use crate::op::*;
 use crate::options::{FloatArithmetic, KvType, PlanOptions};
 use crate::program::{KvLayer, Program, Slot, Step, first_visible};
 use crate::quantize::{Layout, quantize_row};
-use crate::{ATTENTION_CHUNK, Error, PAGE, Result, math, sample};
+use crate::{ATTENTION_CHUNK, Error, PAGE, Result, math, mma, sample};
 
 /// `f32x32`: 32 accumulators (k mod 32) from +0, FMA in order of k, then s\[i\] += s\[i+16\], 8, 4, 2, 1.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -213,10 +213,10 @@ pub fn max(a: f32, b: f32) -> f32 {
     if a.is_nan() || b.is_nan() { f32::NAN } else { a.max(b) }
 }
 
-/// Attention of one query head over `key(j)`, `value(j)` for positions `from..=position`.
+/// Attention of one query head over `key(j)`, `value(j)`, which are elements of type `kv`, for positions `from..=position`.
 pub fn attention<'a>(
     spec: &AttentionSpec,
-    float: FloatArithmetic,
+    (float, kv): (FloatArithmetic, KvType),
     q: &[f32],
     position: usize,
     key: impl Fn(usize) -> &'a [f32],
@@ -224,7 +224,7 @@ pub fn attention<'a>(
 ) -> Vec<f32> {
     let from = first_visible(spec.window, position);
     let split = |x: &[f32]| x.iter().map(|&x| Terms::of(x)).collect::<Vec<_>>();
-    let terms = split(q);
+    let (terms, rounded) = (split(q), mma::query(kv, q));
     let (mut big_m, mut big_l) = (f32::NEG_INFINITY, 0.0f32);
     let mut big_o = vec![0.0f32; q.len()];
     for chunk in from / ATTENTION_CHUNK..=position / ATTENTION_CHUNK {
@@ -236,6 +236,7 @@ pub fn attention<'a>(
                 let s = match float {
                     FloatArithmetic::F32x32 => dot(q, key(j)),
                     FloatArithmetic::Amx3 => amx3::dot(&terms, &split(key(j))),
+                    FloatArithmetic::Mma => mma::dot(&rounded, key(j)),
                 } * spec.scale;
                 spec.softcap.map_or(s, |cap| cap * math::tanh(s / cap))
             })
@@ -250,6 +251,7 @@ pub fn attention<'a>(
         let o = match float {
             FloatArithmetic::F32x32 => weigh(keys, &weights, q.len(), &value),
             FloatArithmetic::Amx3 => weigh_amx3(keys, &weights, q.len(), &value),
+            FloatArithmetic::Mma => weigh_mma(keys, kv, &weights, q.len(), &value),
         };
         let merged = max(big_m, m);
         let (a, b) = (math::exp(big_m - merged), math::exp(m - merged));
@@ -299,6 +301,26 @@ fn weigh_amx3<'a>(
                 v[j - first] = Terms::of(value(j)[d]);
             }
             *o = amx3::add_products(*o, &p, &v);
+        }
+    }
+    o.iter().map(|o| o + 0.0).collect()
+}
+
+/// The same in `mma`. A step is 16 positions from a multiple of 16 on; where there is no weight, both operands are +0, and
+/// a step without weights is left out.
+fn weigh_mma<'a>(
+    keys: Range<usize>,
+    kv: KvType,
+    weights: &[f32],
+    dims: usize,
+    value: impl Fn(usize) -> &'a [f32],
+) -> Vec<f32> {
+    let mut o = vec![0.0f32; dims];
+    for first in (keys.start / mma::STEP * mma::STEP..keys.end).step_by(mma::STEP) {
+        let here = first.max(keys.start)..(first + mma::STEP).min(keys.end);
+        for (d, o) in o.iter_mut().enumerate() {
+            let product = |j: usize| (mma::weight(kv, weights[j - keys.start]), value(j)[d]);
+            *o = mma::step(*o, here.clone().map(product));
         }
     }
     o.iter().map(|o| o + 0.0).collect()
@@ -481,7 +503,7 @@ impl Interpreter {
                     let at = |j: usize| (page(j) * PAGE + j % PAGE) * cols + kv_head * spec.head_dim;
                     y.extend(attention(
                         spec,
-                        program.key.options.float,
+                        (program.key.options.float, program.key.options.kv),
                         q,
                         inputs.positions[row] as usize,
                         |j| &store.keys[at(j)..at(j) + spec.head_dim],

@@ -11,8 +11,9 @@ use ingle_engine::parity;
 use ingle_engine::runner::{Open, Plan, Runner};
 use ingle_graph::backend::PathCount;
 use ingle_graph::options::Placement;
+use ingle_graph::reference::Interpreter;
 use ingle_graph::split::Split;
-use ingle_graph::{Backend, Inputs, PlanOptions};
+use ingle_graph::{Backend, FloatArithmetic, Inputs, KvType, Numerics, PlanOptions};
 use ingle_tensor::Checkpoint;
 
 use super::{fixture, runner};
@@ -87,6 +88,29 @@ pub fn logits(runner: &mut Runner) -> Vec<Vec<u32>> {
     all.extend((31..33).map(|at| step(&[(0, at, 1), (1, at - 24, 1)])));
     all.extend((33..36).map(|at| step(&[(0, at, 1), (1, at - 24, 1), (2, at - 3, 1)])));
     all
+}
+
+/// Attention in `mma`: a whole prompt, prompts of several sequences in a step, and sequences decoded alone and together have
+/// the reference's bits, with a softcap and with windows too.
+#[test]
+fn a_model_in_mma_has_the_bits_of_the_reference() {
+    let Some(device) = StandIn::new("a whole model in mma") else { return };
+    for path in ["gguf/qwen3-s1-wide/model-q4_k_m.gguf", "gguf/gemma2-s1/model-q8_0.gguf", "models/qwen2_swa"]
+    {
+        for kv in [KvType::F16, KvType::BF16] {
+            let options = PlanOptions { float: FloatArithmetic::Mma, kv, ..PlanOptions::default() };
+            let mut gpu = runner(path, Box::new(open(&device, false)), options.clone(), 3);
+            assert_eq!(
+                ingle_cuda::float_for(Numerics::Fast, &gpu.model().graph, kv),
+                options.float,
+                "{path}"
+            );
+            let want = logits(&mut runner(path, Box::new(Interpreter::new()), options, 3));
+            assert!(logits(&mut gpu) == want, "{path} in {kv}");
+            let graphs = graphs(&mut gpu);
+            assert!(graphs.iter().any(|graph| graph.count > 0 && graph.declined.is_none()), "{graphs:?}");
+        }
+    }
 }
 
 /// Graphs of a runner: each with its replays, or why it is not used.

@@ -1,6 +1,7 @@
 //! A case becomes a small graph over a small file: values enter through embedding tables whose rows are the inputs, so
 //! that every backend runs the same program through the same four verbs.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use ingle_graph::op::{AttentionSpec, RopeSpec};
@@ -129,10 +130,35 @@ fn step(parts: &[(usize, usize, usize, usize)], stride: usize) -> Inputs {
     inputs
 }
 
+/// One row of a step, with its sequence alone.
+fn row(inputs: &Inputs, i: usize) -> Inputs {
+    let sequence = inputs.sequences[i] as usize;
+    let kv = |kv: &KvInputs| KvInputs {
+        cells: vec![kv.cells[i]],
+        tables: kv.tables[sequence * kv.table_stride..][..kv.table_stride].to_vec(),
+        table_stride: kv.table_stride,
+    };
+    Inputs {
+        tokens: vec![inputs.tokens[i]],
+        positions: vec![inputs.positions[i]],
+        sequences: vec![0],
+        kv: inputs.kv.iter().map(kv).collect(),
+        wanted: vec![0],
+        ..Inputs::default()
+    }
+}
+
 impl Rig {
     /// The same rig with the other attention arithmetic.
     pub fn in_arithmetic(mut self, float: FloatArithmetic) -> Self {
         self.options.float = float;
+        self
+    }
+
+    /// The same rig with a step for each row.
+    pub fn one_by_one(mut self) -> Self {
+        let rows = |inputs: &Inputs| (0..inputs.tokens.len()).map(|i| row(inputs, i)).collect::<Vec<_>>();
+        self.steps = self.steps.iter().flat_map(rows).collect();
         self
     }
 
@@ -238,12 +264,15 @@ impl Rig {
             .load(&self.graph, self.checkpoint.clone(), &self.options, self.kv.clone())
             .expect("the device loads the case");
         let mut outputs = Vec::new();
+        let mut programs = HashMap::new();
         for inputs in &self.steps {
             let bucket = Bucket::holding(inputs.tokens.len(), inputs.sequence_count(), inputs.wanted.len());
-            let key = PlanKey { bucket, options: self.options.clone() };
-            let program = Arc::new(passes::compile(&self.graph, &key).expect("the case compiles"));
-            let n = program.outputs.len();
-            let prepared = backend.prepare(program).expect("the device prepares the case");
+            let (prepared, n) = *programs.entry(bucket).or_insert_with(|| {
+                let key = PlanKey { bucket, options: self.options.clone() };
+                let program = Arc::new(passes::compile(&self.graph, &key).expect("the case compiles"));
+                let n = program.outputs.len();
+                (backend.prepare(program).expect("the device prepares the case"), n)
+            });
             backend.run(prepared, inputs).expect("the device runs the case");
             for output in 0..n {
                 outputs.push(backend.read(prepared, output).expect("the run's outputs").to_vec());

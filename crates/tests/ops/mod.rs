@@ -9,10 +9,12 @@ mod refusals;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ingle_graph::FloatArithmetic;
+use ingle_cuda::stand_in::StandIn;
+use ingle_cuda::{Cuda, CudaOptions};
 use ingle_graph::reference::Interpreter;
+use ingle_graph::{FloatArithmetic, KvType, mma};
 
-use crate::{devices, not_run};
+use crate::{Device, devices, not_run};
 use cases::{Case, cases};
 use harness::{Difference, Rig, bits_equal};
 
@@ -105,6 +107,89 @@ fn attention_bits_in_amx3() {
         bits_equal(&run(FloatArithmetic::Amx3), &run(FloatArithmetic::F32x32)).is_some()
     });
     assert!(differs);
+}
+
+/// Cases that tensor cores serve.
+fn served(case: &Case) -> bool {
+    matches!(*case, Case::Attention { head_dim, kv, .. } if mma::serves(head_dim, kv))
+}
+
+/// On the stand-in, whose tensor cores add as the reference does: in both orders of threads, and with copies done at once and
+/// late. Rows come alone, together, and as rows of several sequences.
+#[test]
+fn attention_bits_in_mma() {
+    let Some(device) = StandIn::new("attention in mma") else { return };
+    let options = CudaOptions { search: device.search(), ..CudaOptions::default() };
+    let mut backend = Cuda::on(device.driver(), &options).expect("the stand-in opens");
+    let mut runs = 0;
+    for (n, case) in cases().iter().filter(|case| served(case)).enumerate() {
+        device.set_reversed(n % 3 == 1);
+        let rig = Rig::new(case).in_arithmetic(FloatArithmetic::Mma);
+        let want = rig.run(&mut Interpreter::new());
+        let got = rig.run(&mut backend);
+        if let Some(Difference { at, got, want }) = bits_equal(&got, &want) {
+            panic!(
+                "{case}: {at}: {got:e} ({:08x}), reference {want:e} ({:08x})",
+                got.to_bits(),
+                want.to_bits()
+            );
+        }
+        runs += 1;
+    }
+    assert!(runs > 50, "{runs}");
+}
+
+/// What `mma` rounds away: its outputs are those of `f32x32` but for a few thousandths of the largest value. The largest part
+/// is the queries', whose last bit is worth 2^-11 (2^-8 in bf16) of a score.
+#[test]
+fn mma_is_near_f32x32() {
+    let (mut worst, mut differ) = ([0.0f32; 2], 0);
+    for case in
+        cases().iter().filter(|case| served(case) && matches!(case, Case::Attention { wild: None, .. }))
+    {
+        let run = |float| Rig::new(case).in_arithmetic(float).run(&mut Interpreter::new());
+        let (rounded, exact) = (run(FloatArithmetic::Mma), run(FloatArithmetic::F32x32));
+        differ += usize::from(bits_equal(&rounded, &exact).is_some());
+        let Case::Attention { kv, .. } = *case else { continue };
+        let worst = &mut worst[usize::from(kv == KvType::BF16)];
+        for (a, b) in rounded.iter().flatten().zip(exact.iter().flatten()) {
+            *worst = worst.max((a - b).abs());
+        }
+    }
+    println!("largest differences, f16 and bf16: {worst:?}");
+    assert!(differ > 50 && worst[0] < 0.02 && worst[1] < 0.15, "{differ} {worst:?}");
+}
+
+/// On a GPU tensor cores round in their own way, so that outputs are near the reference's, as [`mma::tolerance`] says. What is
+/// promised as bits is that rows do not depend on what they are computed with.
+#[test]
+fn attention_in_mma_on_a_gpu() {
+    let device = Device::Cuda;
+    let wanted = devices().into_iter().any(|device| matches!(device, Device::Cuda));
+    let Some(mut backend) = device.open().filter(|_| wanted) else {
+        return not_run(&["cuda: attention in mma".into()]);
+    };
+    let mut failures = Vec::new();
+    for case in cases().iter().filter(|case| served(case)) {
+        let Case::Attention { kv, wild, .. } = *case else { continue };
+        let rig = Rig::new(case).in_arithmetic(FloatArithmetic::Mma);
+        let (together, want) = (rig.run(&mut *backend).concat(), rig.run(&mut Interpreter::new()).concat());
+        for (i, (got, want)) in together.iter().zip(&want).enumerate() {
+            // Huge scores turn last places into other weights.
+            let tame = wild.is_none() || wild == Some("v");
+            let largest = if wild == Some("v") { 65504.0 } else { 10.0 };
+            let near = (got - want).abs() <= mma::tolerance(kv, largest) || got == want;
+            if got.is_nan() != want.is_nan() || (tame && !got.is_nan() && !near) {
+                failures.push(format!("{case}: element {i}: {got:e}, reference {want:e}"));
+                break;
+            }
+        }
+        let alone = rig.one_by_one().run(&mut *backend).concat();
+        if let Some(Difference { at, got, want }) = bits_equal(&[alone], &[together]) {
+            failures.push(format!("{case}: {at}: alone {got:e}, together {want:e}"));
+        }
+    }
+    assert!(failures.is_empty(), "{}:\n{}", failures.len(), failures.join("\n"));
 }
 
 #[test]

@@ -29,9 +29,9 @@ use softmax::{Stats, finish, merge, rescale, soften};
 /// Queries a block holds, at least: rows are added to it while they fit.
 pub fn queries(float: FloatArithmetic) -> usize {
     match float {
-        FloatArithmetic::F32x32 => 64,
         // Keys and values are split into terms for each block anew.
         FloatArithmetic::Amx3 => 128,
+        _ => 64,
     }
 }
 

@@ -1,29 +1,6 @@
 // Softmax attention over pages, in f32x32 (NUMERICS.md section 3). A block is one query head of one row and has a thread for
 // each position of a chunk; the same threads are then dims.
-#include "kv.cuh"
-
-// Positions of a chunk, threads of a block, and the largest head (attention.rs).
-#define CHUNK 256u
-
-// What does not change: shape, rules, memory of the layer.
-struct Layer {
-    u32 group, heads, kv_heads, head_dim, window;
-    float scale, softcap;
-    const u8 *keys, *values;
-};
-
-// A query: what it may look at, and the table of its pages.
-struct Query {
-    u32 from, to, stride;
-    const u32* table;
-};
-
-static __device__ __forceinline__ Query query_of(const Step* step, const Layer& layer, u32 row) {
-    const StepGroup& kv = step->kv[layer.group];
-    u32 position = step_words(step, step->positions)[row], sequence = step_words(step, step->sequence_of)[row];
-    u32 from = layer.window != 0 && position + 1 > layer.window ? position + 1 - layer.window : 0;
-    return {from, position + 1, kv.table_stride, step_words(step, kv.tables) + (u64)sequence * kv.table_stride};
-}
+#include "attend.cuh"
 
 template <typename Kv>
 static __device__ __forceinline__ const u8* head_at(const Layer& layer, const Query& query, const u8* pool, u32 head,
@@ -71,11 +48,6 @@ static __device__ __forceinline__ float product(const float* q, const KvRow& key
 #pragma unroll
     for (u32 i = 0; i < 4; i++) s[i] = add(s[i], s[i + 4]);
     return add(add(s[0], s[2]), add(s[1], s[3]));
-}
-
-static __device__ __forceinline__ float scored(const Layer& layer, float s) {
-    s = mul(s, layer.scale);
-    return layer.softcap != 0.0f ? mul(layer.softcap, contract_tanh(quotient(s, layer.softcap))) : s;
 }
 
 // A chunk's largest score and sum of weights; of the weighted values, the dim of this thread.
@@ -172,31 +144,8 @@ static __device__ __forceinline__ bool is_written(const Step* step, const Layer&
     return false;
 }
 
-// What other blocks wrote in this launch, past the first cache.
-static __device__ __forceinline__ float fresh(const float* p) {
-#ifndef INGLE_HOST
-    float x;
-    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(p) : "memory");
-    return x;
-#else
-    return *p;
-#endif
-}
-
-static __device__ __forceinline__ u32 next_of(u32* counter) {
-#ifndef INGLE_HOST
-    __threadfence();
-#endif
-    return atomicAdd(counter, 1u);
-}
-
 // Places for tiles in shared memory.
 #define TILES 3u
-
-template <u32 N>
-struct Count {
-    static constexpr u32 COUNT = N;
-};
 
 // Which pages: those that this step writes to, the others, or both.
 enum Pages { ALL, WRITTEN, UNWRITTEN };
@@ -231,9 +180,9 @@ static __device__ __forceinline__ void copy_rows(u8* to, const u8* pool, const L
 }
 
 // q -> y. Grid: (rows of the bucket, blocks of heads of all key-value heads, at most as many as there are chunks);
-// a block takes every gridDim.z-th chunk. Of several chunks, m, l and o go to `parts` [rows][heads][chunks][2 + head_dim],
-// and the block that ends last merges them; `counters` [rows][gridDim.y] are 0 before and after. Heads have an even number
-// of dims.
+// a block takes every gridDim.z-th chunk. Of several blocks, m, l and o of each chunk go to `parts`
+// [rows][heads][chunks][2 + head_dim], and the block that ends last merges them; `counters` [rows][gridDim.y] are 0 before
+// and after. One block alone merges as it goes and needs neither. Heads have an even number of dims.
 //
 // Keys and values pass through shared memory, `tile` positions at a time: 64, or 32 where they are large. Those of
 // earlier steps are asked for before the kernels ahead have ended.
@@ -294,7 +243,8 @@ static __device__ __forceinline__ void few(const Step* step, const Layer& layer,
     for (u32 d = i; d < heads * head_dim; d += blockDim.x) own[d / head_dim * CHUNK + d % head_dim] = q[at + d];
     // Threads are pairs of dims of a head.
     u32 h = i / pairs, dim = i % pairs * 2;
-    bool works = h < heads;
+    bool works = h < heads, alone = gridDim.z == 1 || count == 1;
+    Part all[2] = {nothing(), nothing()};
     for (u32 c = blockIdx.z; c < count; c += gridDim.z) {
         if (c != blockIdx.z) open(c);
         for (u32 item = 0; item < TILES; item++) copy(item, c == blockIdx.z ? WRITTEN : ALL);
@@ -375,15 +325,17 @@ static __device__ __forceinline__ void few(const Step* step, const Layer& layer,
             end_group();
         }
         __syncthreads();
-        if (count == 1) {
+        if (alone) {
             if (works) {
-                // As if merged with nothing.
                 float top = most_of(most[h]);
-                Part one = merged(nothing(), {top, sums[h], o[0]}), two = merged(nothing(), {top, sums[h], o[1]});
-                y[at + h * head_dim + dim] = quotient(one.o, one.l);
-                y[at + h * head_dim + dim + 1] = quotient(two.o, two.l);
+#pragma unroll
+                for (u32 e = 0; e < 2; e++) {
+                    all[e] = merged(all[e], {top, sums[h], o[e]});
+                    if (c + gridDim.z >= count) y[at + h * head_dim + dim + e] = quotient(all[e].o, all[e].l);
+                }
             }
-            return;
+            __syncthreads();
+            continue;
         }
         float* to = parts + (((u64)row * layer.heads + head0) * chunks + c) * (2 + head_dim);
         u64 stride = (u64)chunks * (2 + head_dim);
@@ -397,6 +349,7 @@ static __device__ __forceinline__ void few(const Step* step, const Layer& layer,
         }
         __syncthreads();
     }
+    if (alone) return;
     if (i == 0) {
         u32 blocks = count < gridDim.z ? count : gridDim.z, *counter = counters + row * gridDim.y + blockIdx.y;
         ended = next_of(counter) + 1 == blocks;

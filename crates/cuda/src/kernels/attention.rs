@@ -1,12 +1,14 @@
-//! Softmax attention over pages, in `f32x32`.
+//! Softmax attention over pages: in `f32x32` here, in `mma` in `attention_mma.rs`.
 //!
 //! Many rows: a block walks the chunks of its row and head. Few: blocks share the chunks of a row, heads with the same keys
 //! are one block's, and the block that ends last merges the chunks in order. Both give the same bits.
 
-use ingle_graph::{ATTENTION_CHUNK, AttentionSpec, KvType, PAGE};
+use ingle_graph::{
+    ATTENTION_CHUNK, AttentionSpec, Bucket, FloatArithmetic, Graph, KvType, Numerics, PAGE, mma,
+};
 
 use super::kv::{Pools, head_bytes};
-use super::{Issue, Source};
+use super::{Issue, Source, attention_mma};
 use crate::driver::Param::{F32, Memory, U32};
 use crate::driver::{Arg, Entry, Launch, Param, Span};
 use crate::weights::Limits;
@@ -66,11 +68,33 @@ fn few(kind: KvType) -> Entry {
     }
 }
 
+/// The float arithmetic that a mode stands for where a GPU has all of a model: `mma`, if tensor cores take its heads and keys.
+pub fn float_for(numerics: Numerics, graph: &Graph, kind: KvType) -> FloatArithmetic {
+    match numerics == Numerics::Fast && mma::serves_all(graph, kind) {
+        true => FloatArithmetic::Mma,
+        false => FloatArithmetic::F32x32,
+    }
+}
+
 /// Chunks that a row of at most `context` positions may look at.
-fn chunks(spec: &AttentionSpec, context: usize) -> usize {
+pub fn chunks(spec: &AttentionSpec, context: usize) -> usize {
     // A window touches one chunk more than it fills.
     let seen = spec.window.map_or(context, |window| window.saturating_add(ATTENTION_CHUNK).min(context));
     seen.div_ceil(ATTENTION_CHUNK)
+}
+
+/// Whether rows are worked on each for itself: few, or all of different sequences.
+pub fn is_apart(bucket: Bucket) -> bool {
+    bucket.t <= ROWS_FEW || bucket.t == bucket.s
+}
+
+/// Blocks that share the chunks of a row: all blocks together are two for each multiprocessor at most, which take turns at what
+/// is more. One where there are many rows.
+pub fn sides(rows: usize, blocks: usize, chunks: usize, limits: Limits) -> usize {
+    match rows > ROWS_FEW {
+        true => 1,
+        false => (2 * limits.multiprocessors as usize).div_ceil(rows * blocks).clamp(1, chunks),
+    }
 }
 
 /// Bytes of the parts of a bucket's rows; none where a block walks all chunks.
@@ -106,46 +130,74 @@ pub struct Room<'a> {
     pub counters: Span<'a>,
 }
 
-/// The launch for a bucket of `rows`: q and y `[T, heads * head_dim]`.
+/// What attends to what.
+pub struct Call<'a> {
+    /// The step's data.
+    pub step: Span<'a>,
+    /// Heads and rules.
+    pub spec: AttentionSpec,
+    /// Keys and values.
+    pub pools: Pools<'a>,
+    /// Their type.
+    pub kind: KvType,
+    /// Most positions of a sequence.
+    pub context: usize,
+    /// Queries `[T, heads * head_dim]`.
+    pub q: Span<'a>,
+    /// Results, of the same shape.
+    pub y: Span<'a>,
+}
+
+impl<'a> Call<'a> {
+    /// The first arguments of every kernel.
+    pub(super) fn arguments(&self) -> Vec<Arg<'a>> {
+        let Self { spec, pools, .. } = self;
+        let sizes =
+            [pools.group as usize, spec.heads, spec.kv_heads, spec.head_dim, spec.window.unwrap_or(0)];
+        let mut arguments = vec![Arg::Memory(self.step)];
+        arguments.extend(sizes.map(|size| Arg::U32(size as u32)));
+        arguments.extend([Arg::F32(spec.scale), Arg::F32(spec.softcap.unwrap_or(0.0))]);
+        arguments.extend([pools.keys, pools.values, self.q, self.y].map(Arg::Memory));
+        arguments
+    }
+}
+
+/// The launch for a bucket in `mma` or `f32x32`.
 ///
 /// # Errors
-/// Heads of more than 256 dims, or more of them than there are counters.
+/// Heads of more than 256 dims, or more of them than there are counters; in `mma` what tensor cores do not take.
 pub fn issue<'a>(
-    step: Span<'a>,
-    spec: &AttentionSpec,
-    kind: KvType,
-    pools: Pools<'a>,
-    [rows, context]: [usize; 2],
-    [q, y]: [Span<'a>; 2],
+    call: &Call<'a>,
+    float: FloatArithmetic,
+    bucket: Bucket,
     room: Room<'a>,
     limits: Limits,
 ) -> Result<Issue<'a>> {
+    let (spec, kind, rows) = (&call.spec, call.kind, bucket.t);
     if spec.head_dim > HEAD_MAX {
         return Err(Error::Refused(format!("heads of {} dims: the kernels take {HEAD_MAX}", spec.head_dim)));
     }
     // Threads are pairs of dims.
     let heads = (2 * ATTENTION_CHUNK / spec.head_dim).clamp(1, HEADS);
     let blocks = spec.kv_heads * (spec.heads / spec.kv_heads).div_ceil(heads);
-    if blocks > HEAD_BLOCKS_MAX {
+    if blocks.max(attention_mma::head_blocks(spec)) > HEAD_BLOCKS_MAX {
         let what =
             format!("{} heads, {} of keys: the kernels take {HEAD_BLOCKS_MAX}", spec.heads, spec.kv_heads);
         return Err(Error::Refused(what));
     }
-    let sizes = [pools.group as usize, spec.heads, spec.kv_heads, spec.head_dim, spec.window.unwrap_or(0)];
-    let mut arguments = vec![Arg::Memory(step)];
-    arguments.extend(sizes.map(|size| Arg::U32(size as u32)));
-    arguments.extend([Arg::F32(spec.scale), Arg::F32(spec.softcap.unwrap_or(0.0))]);
-    arguments.extend([pools.keys, pools.values, q, y].map(Arg::Memory));
+    if float == FloatArithmetic::Mma {
+        return attention_mma::issue(call, bucket, room, limits);
+    }
+    let mut arguments = call.arguments();
     let threads = ATTENTION_CHUNK as u32;
-    if rows > ROWS_FEW || spec.head_dim % 2 == 1 {
+    if !is_apart(bucket) || spec.head_dim % 2 == 1 {
         let shape = Launch::new([rows as u32, spec.heads as u32], threads);
         return Ok(Issue { entry: walk(kind), shape, arguments });
     }
-    let (chunks, tile) = (chunks(spec, context), tile(spec, kind, limits));
+    let (chunks, tile) = (chunks(spec, call.context), tile(spec, kind, limits));
     arguments.extend([Arg::U32(chunks as u32), Arg::U32(tile as u32)]);
     arguments.extend([room.parts, room.counters].map(Arg::Memory));
-    // Two blocks for each multiprocessor at most: they take turns at what is more.
-    let side = (2 * limits.multiprocessors as usize).div_ceil(rows * blocks).clamp(1, chunks);
+    let side = sides(rows, blocks, chunks, limits);
     let shape = Launch {
         grid: [rows as u32, blocks as u32, side as u32],
         shared_bytes: (TILES * tile_bytes(spec, kind, tile)) as u32,

@@ -6,6 +6,7 @@
 //! and blocks of rows that the step does not have end at once.
 
 pub mod attention;
+mod attention_mma;
 pub mod elementwise;
 pub mod embed;
 pub mod float;
@@ -47,6 +48,9 @@ pub struct Issue<'a> {
 pub const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("common.cuh")),
     ("kv.cuh", include_str!("kv.cuh")),
+    ("halves.cuh", include_str!("halves.cuh")),
+    ("attend.cuh", include_str!("attend.cuh")),
+    ("attend_mma.cuh", include_str!("attend_mma.cuh")),
     ("overlap.cuh", include_str!("overlap.cuh")),
     ("copies.cuh", include_str!("copies.cuh")),
     ("quantize.cuh", include_str!("quantize.cuh")),
@@ -76,6 +80,12 @@ pub const HEADERS: &[(&str, &str)] = &[
 /// All files.
 pub const SOURCES: &[&Source] = &[
     &attention::SOURCE,
+    attention_mma::SOURCES[0],
+    attention_mma::SOURCES[1],
+    attention_mma::SOURCES[2],
+    attention_mma::SOURCES[3],
+    attention_mma::SOURCES[4],
+    attention_mma::SOURCES[5],
     &elementwise::SOURCE,
     &embed::SOURCE,
     &kv::SOURCE,

@@ -1,0 +1,4 @@
+// Attention on tensor cores: heads of up to 64 dims, keys and values in f16.
+#include "attend_mma.cuh"
+
+ATTEND(f16, KvF16, 64)
