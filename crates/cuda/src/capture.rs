@@ -73,9 +73,14 @@ impl<'a> Writes<'a> {
         Ok(Self { scratch, outputs, pages })
     }
 
-    fn poison(&self, stream: &Stream) -> Result<()> {
+    /// Poisons everything; whether outputs and pages then hold it.
+    fn poison(&self, stream: &Stream) -> Result<bool> {
         self.scratch.iter().chain(&self.outputs).try_for_each(|&span| stream.fill(span, POISON))?;
-        self.pages.iter().try_for_each(|&span| stream.fill(span, PATTERN))
+        self.pages.iter().try_for_each(|&span| stream.fill(span, PATTERN))?;
+        let all = self.read(stream)?;
+        let (outputs, pages) = all.split_at(self.outputs.len());
+        let full = |spans: &[Vec<u8>], of: u8| spans.iter().flatten().all(|&byte| byte == of);
+        Ok(full(outputs, POISON) && full(pages, PATTERN))
     }
 
     /// The bytes of outputs and pages.
@@ -167,14 +172,14 @@ pub fn prove(
     }
     for first in POSITIONS {
         let inputs = inputs(ready, model.kv.pages.len(), first, model.kv.context);
-        if let Some(differs) = compare(ready, model, stream, arena, spare, &inputs, &graph)? {
-            return Ok(State::Eager(format!("replay differs from eager execution in {differs}")));
+        if let Some(why) = compare(ready, model, stream, arena, spare, &inputs, &graph)? {
+            return Ok(State::Eager(why));
         }
     }
     Ok(State::Trusted { graph, replays: 0 })
 }
 
-/// Runs a step eagerly and as the graph; says what differs.
+/// Runs a step eagerly and as the graph; says what speaks against the graph.
 fn compare(
     ready: &mut Ready,
     model: &Model,
@@ -187,15 +192,21 @@ fn compare(
     ready.upload(model, stream, inputs)?;
     stream.synchronize()?;
     let writes = Writes::new(ready, model, arena, spare)?;
-    writes.poison(stream)?;
+    let unpoisoned = || Ok(Some("what a step writes could not be poisoned".into()));
+    if !writes.poison(stream)? {
+        return unpoisoned();
+    }
     ready.issue(stream)?;
     let eager = writes.read(stream)?;
     // Where eager execution leaves nothing but poison, a replay that did nothing would agree.
     let finite = |bytes: &[u8]| bytes.chunks_exact(4).any(|x| x[3] & 0x7F != 0x7F || x[2] & 0x80 == 0);
     if let Some(at) = (0..writes.outputs.len()).find(|&at| !finite(&eager[at])) {
-        return Ok(Some(format!("{}: it has no finite number", ready.program.outputs[at].name)));
+        let name = &ready.program.outputs[at].name;
+        return Ok(Some(format!("eager execution leaves no finite number in {name}")));
     }
-    writes.poison(stream)?;
+    if !writes.poison(stream)? {
+        return unpoisoned();
+    }
     graph.launch(stream)?;
     let replayed = writes.read(stream)?;
     let outputs = ready.program.outputs.iter().map(|output| output.name.clone());
@@ -203,7 +214,8 @@ fn compare(
         .flat_map(|layer| ["keys", "values"].map(|what| format!("{what} of layer {layer}")));
     let mut names = outputs.chain(layers);
     let at = eager.iter().zip(&replayed).position(|(a, b)| a != b);
-    Ok(at.map(|at| names.nth(at).unwrap_or_default()))
+    let name = at.map(|at| names.nth(at).unwrap_or_default());
+    Ok(name.map(|name| format!("replay differs from eager execution in {name}")))
 }
 
 #[cfg(test)]

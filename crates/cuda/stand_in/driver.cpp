@@ -47,6 +47,7 @@ struct Node {
 
 struct Graph : Object {
     std::vector<Node> nodes;
+    std::vector<char> frozen; // of a planted fault
 };
 
 struct Stream : Object {
@@ -155,6 +156,10 @@ static int launch(const Node& node) {
     return 0;
 }
 
+// What is wrong with replays, or with fills (StandIn::plant).
+enum Fault { NONE, EMPTY_REPLAY, SHORT_REPLAY, FROZEN_DATA, NO_FILL };
+static int planted;
+
 static int perform(const Node& node) {
     if (node.kind == Node::LAUNCH) return launch(node);
     bool to_device = node.kind != Node::TO_HOST, from_device = node.kind == Node::TO_HOST || node.kind == Node::ON_DEVICE;
@@ -163,6 +168,7 @@ static int perform(const Node& node) {
         fault_text = "a copy or fill of" + number(node.bytes) + " bytes at " + describe(at);
         return told(700);
     }
+    if (node.kind == Node::FILL && planted == NO_FILL) return 0;
     if (node.kind == Node::FILL) memset((Any)node.to, (int)node.from, node.bytes);
     else memmove((Any)node.to, (Any)node.from, node.bytes);
     return 0;
@@ -198,6 +204,10 @@ static int multiprocessors = 132;
 EXPORT void stand_in_multiprocessors(int n) {
     std::lock_guard lock(mutex);
     multiprocessors = n;
+}
+EXPORT void stand_in_plant(int fault) {
+    std::lock_guard lock(mutex);
+    planted = fault;
 }
 EXPORT void stand_in_reverse(int yes) {
     std::lock_guard lock(mutex);
@@ -404,8 +414,16 @@ EXPORT int cuGraphLaunch(Any x, Any s) {
     if (call.status) return call.status;
     auto graph = find<Graph>(x);
     if (!graph || !find<Stream>(s)) return INVALID_HANDLE;
-    for (const Node& node : graph->nodes)
-        if (int status = perform(node)) return status;
+    if (planted == EMPTY_REPLAY) return 0;
+    size_t count = graph->nodes.size() - (planted == SHORT_REPLAY && !graph->nodes.empty());
+    if (planted == FROZEN_DATA && count != 0 && graph->nodes[0].kind == Node::LAUNCH) {
+        // Data of the step, the first argument of a launch, is that of the first replay.
+        void* data = (void*)graph->nodes[0].values[0];
+        if (graph->frozen.empty()) graph->frozen.assign((char*)data, (char*)data + 256);
+        memcpy(data, graph->frozen.data(), graph->frozen.size());
+    }
+    for (size_t i = 0; i < count; i++)
+        if (int status = perform(graph->nodes[i])) return status;
     return 0;
 }
 EXPORT int cuGraphDestroy(Any g) {

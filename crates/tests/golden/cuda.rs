@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use ingle_cuda::stand_in::StandIn;
+use ingle_cuda::stand_in::{Fault, StandIn};
 use ingle_cuda::{Cuda, CudaOptions};
 use ingle_engine::batch::{self, Part};
 use ingle_engine::kv::Span;
@@ -88,6 +88,41 @@ pub fn logits(runner: &mut Runner) -> Vec<Vec<u32>> {
     all.extend((31..33).map(|at| step(&[(0, at, 1), (1, at - 24, 1)])));
     all.extend((33..36).map(|at| step(&[(0, at, 1), (1, at - 24, 1), (2, at - 3, 1)])));
     all
+}
+
+/// Each fault of a replay, and of the proof itself, is found before a graph is used: the bucket runs eagerly, with the CPU's bits,
+/// and says why. Without a fault the same graphs are replayed.
+#[test]
+fn planted_faults_fail_the_proof() {
+    let Some(device) = StandIn::new("proofs of graphs with planted faults") else { return };
+    let path = "gguf/llama-s1/model-legacy.gguf";
+    let want = logits(&mut runner(path, cpu(1, None), PlanOptions::default(), 3));
+    let differs = "replay differs from eager execution in ";
+    for (fault, why) in [
+        (Fault::None, None),
+        (Fault::EmptyReplay, Some(differs)),
+        (Fault::ShortReplay, Some(differs)),
+        (Fault::FrozenData, Some(differs)),
+        (Fault::NoFill, Some("what a step writes could not be poisoned")),
+    ] {
+        let gpu = open(&device, false);
+        device.plant(fault);
+        let mut gpu = runner(path, Box::new(gpu), PlanOptions::default(), 3);
+        assert!(logits(&mut gpu) == want, "{fault:?}");
+        device.plant(Fault::None);
+        let of_prompt = |graph: &PathCount| graph.declined.as_deref() == Some("a prompt runs once");
+        let graphs: Vec<_> = graphs(&mut gpu).into_iter().filter(|graph| !of_prompt(graph)).collect();
+        assert_eq!(graphs.len(), 3, "{fault:?}: {graphs:?}");
+        for graph in graphs {
+            let found = graph.declined.as_deref();
+            let right = match (found, why) {
+                (None, None) => graph.count > 0,
+                (Some(found), Some(why)) => found.starts_with(why),
+                _ => false,
+            };
+            assert!(right, "{fault:?}: {graph:?}");
+        }
+    }
 }
 
 /// Attention in `mma`: a whole prompt, prompts of several sequences in a step, and sequences decoded alone and together have

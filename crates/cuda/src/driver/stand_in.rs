@@ -53,6 +53,21 @@ const OPTIONS: &[&str] = &[
     "-I.",
 ];
 
+/// What a proof of graphs must find.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// Nothing is wrong.
+    None,
+    /// A replay does nothing.
+    EmptyReplay,
+    /// A replay leaves out its last launch.
+    ShortReplay,
+    /// A replay has the first one's step data: positions, slots and tables of another time.
+    FrozenData,
+    /// Fills do nothing: what is to be poisoned is not.
+    NoFill,
+}
+
 /// A device of its own, with its own memory, log and faults: tests can run side by side. It has compute capability 9.0, 132
 /// multiprocessors, and 1 GiB of memory.
 pub struct StandIn {
@@ -133,6 +148,15 @@ impl StandIn {
             let fail =
                 self.library.get::<unsafe extern "C" fn(*const c_char, c_int, c_int)>(b"stand_in_fail");
             fail.expect("it is there")(call.as_ptr(), after, status);
+        }
+    }
+
+    /// Plants a fault that lasts until another one, or none, is planted.
+    pub fn plant(&self, fault: Fault) {
+        // SAFETY: the type is that of the function.
+        unsafe {
+            let plant = self.library.get::<unsafe extern "C" fn(c_int)>(b"stand_in_plant");
+            plant.expect("it is there")(fault as c_int);
         }
     }
 
