@@ -13,7 +13,7 @@ use ingle_graph::backend::PathCount;
 use ingle_graph::options::Placement;
 use ingle_graph::reference::Interpreter;
 use ingle_graph::split::Split;
-use ingle_graph::{Backend, FloatArithmetic, Inputs, KvType, Numerics, PlanOptions};
+use ingle_graph::{Backend, FloatArithmetic, Inputs, KvInputs, KvType, Numerics, PlanOptions};
 use ingle_tensor::Checkpoint;
 
 use super::{fixture, runner};
@@ -122,6 +122,46 @@ fn planted_faults_fail_the_proof() {
             };
             assert!(right, "{fault:?}: {graph:?}");
         }
+    }
+}
+
+/// An error at any launch of a window ends the capture; the step runs eagerly, with the CPU's bits, and says what failed.
+#[test]
+fn an_error_at_any_launch_of_a_window_ends_the_capture() {
+    let Some(device) = StandIn::new("errors at every launch of a window") else { return };
+    let path = "gguf/llama-s1/model-legacy.gguf";
+    let first = |runner: &mut Runner| -> Vec<u32> {
+        let inputs = Inputs {
+            tokens: vec![7],
+            positions: vec![0],
+            sequences: vec![0],
+            kv: vec![KvInputs { cells: vec![32], tables: vec![1, 1], table_stride: 2 }],
+            wanted: vec![0],
+            ..Inputs::default()
+        };
+        runner.run(&inputs).expect("runs");
+        runner.output("logits").expect("logits").iter().map(|x| x.to_bits()).collect()
+    };
+    let want = first(&mut runner(path, cpu(1, None), PlanOptions::default(), 1));
+    let run = |fails: Option<usize>| {
+        let mut gpu = runner(path, Box::new(open(&device, false)), PlanOptions::default(), 1);
+        device.calls();
+        if let Some(after) = fails {
+            device.fail("launch", after, 719);
+        }
+        assert!(first(&mut gpu) == want, "{fails:?}");
+        graphs(&mut gpu).swap_remove(0).declined
+    };
+    assert_eq!(run(None), None);
+    let calls = device.calls();
+    let begin = calls.iter().position(|call| call.starts_with("begin")).expect("a window");
+    let window = calls[begin..].iter().take_while(|call| !call.starts_with("end"));
+    let launches = window.filter(|call| call.starts_with("launch")).count();
+    assert!(launches > 20, "{launches}");
+    for after in 0..launches {
+        let why = run(Some(after)).unwrap_or_else(|| panic!("launch {after} of {launches}"));
+        let failed = why.starts_with("launch of ") && why.contains("CUDA_ERROR_LAUNCH_FAILED");
+        assert!(failed, "launch {after}: {why}");
     }
 }
 

@@ -139,6 +139,35 @@ fn attention_bits_in_mma() {
     assert!(runs > 50, "{runs}");
 }
 
+/// On a device with one multiprocessor a block of few rows walks all chunks and merges them as it goes, as it does anywhere in
+/// steps of many sequences.
+#[test]
+fn attention_bits_of_blocks_that_walk_all_chunks() {
+    let Some(device) = StandIn::new("attention with a block for all chunks") else { return };
+    device.set_multiprocessors(1);
+    let options = CudaOptions { search: device.search(), ..CudaOptions::default() };
+    let mut backend = Cuda::on(device.driver(), &options).expect("the stand-in opens");
+    let several = |case: &Case| match *case {
+        Case::Attention { rows, past, wild, .. } => rows <= 2 && past > 256 && wild.is_none(),
+        _ => false,
+    };
+    for float in [FloatArithmetic::F32x32, FloatArithmetic::Mma] {
+        let cases = cases();
+        let chosen = cases.iter().filter(|case| several(case));
+        let chosen: Vec<_> = chosen.filter(|case| float == FloatArithmetic::F32x32 || served(case)).collect();
+        assert!(chosen.len() >= 8, "{float}: {}", chosen.len());
+        for case in chosen {
+            let rig = Rig::new(case).in_arithmetic(float);
+            let all = matches!(case, Case::Attention { window: Some(_), .. });
+            let all = all.then(|| Rig::keeping_all(case).in_arithmetic(float));
+            let want = all.as_ref().unwrap_or(&rig).run(&mut Interpreter::new());
+            if let Some(Difference { at, got, want }) = bits_equal(&rig.run(&mut backend), &want) {
+                panic!("{case} in {float}: {at}: {got:e}, reference {want:e}");
+            }
+        }
+    }
+}
+
 /// What `mma` rounds away: its outputs are those of `f32x32` but for a few thousandths of the largest value. The largest part
 /// is the queries', whose last bit is worth 2^-11 (2^-8 in bf16) of a score.
 #[test]
