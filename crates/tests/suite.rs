@@ -53,33 +53,36 @@ impl Device {
     pub fn open(&self) -> Option<Box<dyn Backend>> {
         match *self {
             Device::Cpu { isa, threads } => isa.available().then(|| cpu(threads, Some(isa))),
-            Device::Cuda => gpu(),
+            Device::Cuda => gpu(false).map(|lent| Box::new(lent) as Box<dyn Backend>),
         }
     }
 }
 
-/// Devices that tests are done with.
-fn kept() -> MutexGuard<'static, Vec<Cuda>> {
-    static KEPT: Mutex<Vec<Cuda>> = Mutex::new(Vec::new());
+/// Devices that tests are done with, and whether they run everything eagerly.
+fn kept() -> MutexGuard<'static, Vec<(bool, Cuda)>> {
+    static KEPT: Mutex<Vec<(bool, Cuda)>> = Mutex::new(Vec::new());
     KEPT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The first GPU, if there is one that can be used. Opening it takes longer than most tests, so it is kept for the next.
-fn gpu() -> Option<Box<dyn Backend>> {
+pub fn gpu(eager: bool) -> Option<Lent> {
     static USABLE: OnceLock<bool> = OnceLock::new();
     let search = ingle_cuda::compile::Search::from_env();
     if !USABLE.get_or_init(|| ingle_cuda::survey(&search).obstacle().is_none()) {
         return None;
     }
-    let kept = kept().pop();
+    let mut all = kept();
+    let found = all.iter().position(|(is_eager, _)| *is_eager == eager).map(|at| all.swap_remove(at).1);
+    drop(all);
     let cache = Some(std::env::temp_dir().join("ingle-kernels"));
-    let options = CudaOptions { cache, search, ..CudaOptions::default() };
-    let cuda = kept.unwrap_or_else(|| Cuda::new(&options).expect("a usable GPU"));
-    Some(Box::new(Lent { cuda: Some(cuda) }))
+    let options = CudaOptions { cache, search, eager, ..CudaOptions::default() };
+    let cuda = found.unwrap_or_else(|| Cuda::new(&options).expect("a usable GPU"));
+    Some(Lent { eager, cuda: Some(cuda) })
 }
 
 /// A device that goes back when a test is done with it.
-struct Lent {
+pub struct Lent {
+    eager: bool,
     cuda: Option<Cuda>,
 }
 
@@ -87,13 +90,14 @@ impl Drop for Lent {
     fn drop(&mut self) {
         // Not one that a failed test may have left in pieces.
         if let (Some(cuda), false) = (self.cuda.take(), std::thread::panicking()) {
-            kept().push(cuda);
+            kept().push((self.eager, cuda));
         }
     }
 }
 
 impl Lent {
-    fn cuda(&self) -> &Cuda {
+    /// The device itself.
+    pub fn cuda(&self) -> &Cuda {
         self.cuda.as_ref().expect("it is lent")
     }
 

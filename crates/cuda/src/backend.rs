@@ -320,6 +320,11 @@ impl Cuda {
         })
     }
 
+    /// Where it allocates.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
     /// Memory for a model: what is free on the device now, less a reserve for the driver.
     ///
     /// # Errors

@@ -189,7 +189,7 @@ fn a_model_in_mma_has_the_bits_of_the_reference() {
 }
 
 /// Graphs of a runner: each with its replays, or why it is not used.
-fn graphs(runner: &mut Runner) -> Vec<PathCount> {
+pub fn graphs(runner: &mut Runner) -> Vec<PathCount> {
     runner.backend().paths().into_iter().filter(|path| path.path.starts_with("graph.")).collect()
 }
 

@@ -6,6 +6,7 @@ mod cuda;
 mod engine;
 mod families;
 mod faults;
+mod gpu;
 mod keys;
 mod placement;
 mod plans;
@@ -23,9 +24,10 @@ use ingle_graph::{Backend, PlanOptions};
 use ingle_models::Model;
 use ingle_tensor::Checkpoint;
 
-/// Path of a fixture.
+/// Path of a fixture: where this was built, or in the repository that is the current folder.
 pub fn fixture(path: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(path)
+    let built = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures");
+    if built.exists() { built.join(path) } else { PathBuf::from("crates/tests/fixtures").join(path) }
 }
 
 /// A fixture's checkpoint.

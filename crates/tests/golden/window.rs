@@ -21,10 +21,10 @@ use crate::cpu;
 const MODELS: [&str; 3] = ["models/gemma3_text", "models/mistral", "models/qwen2_swa"];
 const WINDOW: usize = 8;
 /// Longest sequence: twelve pages, of which a window needs two.
-const CONTEXT: usize = 384;
+pub const CONTEXT: usize = 384;
 
 /// The model; with `all`, its layers keep every position.
-fn model(path: &str, all: bool) -> Arc<Model> {
+pub fn model(path: &str, all: bool) -> Arc<Model> {
     let mut model = Model::open(&checkpoint(path)).expect("a fixture");
     let groups = &mut model.graph.kv_groups;
     assert!(groups.iter().any(|group| group.window == Some(WINDOW)), "{path}: {groups:?}");
@@ -40,7 +40,7 @@ fn pools(model: &Model, window: usize, all: usize) -> KvPlan {
     KvPlan { pages: pages.collect(), context: CONTEXT }
 }
 
-fn engine_on(
+pub fn engine_on(
     path: &str,
     backend: Box<dyn Backend>,
     model: Arc<Model>,
@@ -54,7 +54,7 @@ fn engine_on(
 }
 
 /// The scalar reference that keeps everything and remembers nothing.
-fn reference(path: &str) -> Engine {
+pub fn reference(path: &str) -> Engine {
     let model = model(path, true);
     let kv = kv_plan_of_all(&model.graph, CONTEXT, 1);
     let options = EngineOptions { prefix_cache: false, ..EngineOptions::default() };
@@ -71,7 +71,7 @@ fn ring(path: &str, threads: usize, pages: Option<(usize, usize)>, options: Engi
     engine_on(path, Witness::new(cpu(threads, None)), model, kv, options)
 }
 
-fn prompt(seed: u32, n: usize) -> Vec<u32> {
+pub fn prompt(seed: u32, n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| (i * 37 + seed * 11 + i * i * seed) % 500).collect()
 }
 
@@ -80,7 +80,7 @@ fn bits(tokens: &[TokenEvent]) -> Vec<(u32, u32)> {
 }
 
 /// Token ids of a reply and the bits of their log probabilities.
-fn reply(engine: &mut Engine, request: &Request) -> Vec<(u32, u32)> {
+pub fn reply(engine: &mut Engine, request: &Request) -> Vec<(u32, u32)> {
     let id = engine.submit(Request { logprobs: Some(1), ..request.clone() }).expect("fits");
     let replies = engine.run_to_end().expect("runs");
     assert_eq!(engine.pages_held(), 0, "pages leaked");
