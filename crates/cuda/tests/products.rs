@@ -621,6 +621,68 @@ fn one_row_is_made_by_its_products_with_the_bits_of_the_reference() {
     }
 }
 
+/// A matrix whose bytes are not those of its shape is refused before anything is copied, and a product whose activations, bias,
+/// residual or result have other sizes than the matrix says before anything is launched: kernels trust rows and columns.
+#[test]
+fn sizes_that_are_not_those_of_the_shape_are_refused() {
+    let Some(device) = Device::new() else { return };
+    for (dtype, t) in
+        [DType::F32, DType::F16, DType::BF16, DType::Q8_0].into_iter().flat_map(|d| [(d, 1), (d, 2)])
+    {
+        let (rows, cols) = (5, 96);
+        let weight =
+            |rows| Weight { name: "w".into(), dtype, rows, cols, used: WeightUse::Matrix, offset: 0.0 };
+        let data = stored(dtype, rows, cols);
+        let load = |rows: usize, bytes: usize, data: &[u8]| {
+            let memory = Buffer::new(&device.context, bytes).expect("there is memory");
+            let mut staging = device.staging.borrow_mut();
+            Matrix::load(&device.context, &device.stream, &mut staging, memory, &weight(rows), true, data)
+        };
+        let room = MatrixLayout::new(dtype, rows, cols, true).expect("a shape").bytes();
+        let matrix = load(rows, room, &data).expect("it fits");
+        for (what, rows, bytes, data) in [
+            ("a row more", rows + 1, 4 * room, &data[..]),
+            ("a row less", rows - 1, room, &data[..]),
+            ("a byte less", rows, room, &data[..data.len() - 1]),
+            ("too little memory", rows, room - 1, &data[..]),
+            ("no rows", 0, room, &data[..0]),
+        ] {
+            assert!(load(rows, bytes, data).is_err(), "{dtype}: {what}");
+        }
+        let blob = device.buffer(&step(t, t));
+        let buffer = |values: usize| device.buffer(&bytes(&vec![0.5; values]));
+        let run = |x: [usize; 2], bias: usize, residual: usize, y: usize| {
+            let layout = (dtype == DType::Q8_0).then(|| Layout::new(x[0], x[1], 32, 1));
+            let x = match &layout {
+                Some(layout) => device.buffer(&quantized(layout, &vec![0.5; x[0] * x[1]])),
+                None => buffer(x[0] * x[1]),
+            };
+            let [bias, residual, y] = [bias, residual, y].map(buffer);
+            let part = Part {
+                matrix: &matrix,
+                scale: None,
+                bias: Some(bias.all()),
+                x: layout.map_or(Input::Floats(x.all()), |layout| Input::Quantized(x.all(), layout)),
+                residual: Some(residual.all()),
+                y: y.all(),
+            };
+            let issues = linear::issues(blob.all(), Rows::T, t, &[part])?;
+            device.run(&issues, &[y.all()]);
+            Ok::<(), ingle_cuda::Error>(())
+        };
+        run([t, cols], rows, t * rows, t * rows).expect("all sizes are right");
+        for (what, refused) in [
+            ("fewer columns of activations", run([t, cols - 32], rows, t * rows, t * rows)),
+            ("bias", run([t, cols], rows - 1, t * rows, t * rows)),
+            ("residual", run([t, cols], rows, t * rows - 1, t * rows)),
+            ("result", run([t, cols], rows, t * rows, t * rows - 1)),
+        ] {
+            let said = refused.expect_err(what).to_string();
+            assert!(said.contains("[5, 96]"), "{dtype}, {what}: {said}");
+        }
+    }
+}
+
 /// Sizes that placement counts with are those that are needed.
 #[test]
 fn matrices_take_the_bytes_that_are_planned() {

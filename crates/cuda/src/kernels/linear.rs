@@ -200,9 +200,19 @@ pub struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// That activations are what the matrix multiplies, in a bucket of `room` rows.
+    /// That activations are what the matrix multiplies, in a bucket of `room` rows, and that all it adds and writes has its
+    /// rows.
     fn check(&self, room: usize) -> Result<()> {
         let MatrixLayout { form, rows, cols, .. } = self.matrix.layout();
+        let sizes = [(Some(self.y), room * rows), (self.residual, room * rows), (self.bias, rows)];
+        for (span, values) in sizes {
+            if let Some(bytes) =
+                span.map(|span| span.bytes()).filter(|bytes| *bytes < values * size_of::<f32>())
+            {
+                let what = format!("{bytes} bytes for {values} values of {form:?} [{rows}, {cols}]");
+                return Err(Error::Refused(what));
+            }
+        }
         let layout = self.x.layout();
         let known = |x: &Layout| {
             let sizes = (x.unit, x.cols, x.rows) == (self.matrix.layout().unit().unwrap_or(0), cols, room);
