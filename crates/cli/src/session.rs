@@ -97,7 +97,7 @@ pub fn cuda_options(flags: &DeviceFlags) -> Option<CudaOptions> {
         Device::Auto => *USABLE.get_or_init(look),
     };
     let cache = Cache::from_env().ok().map(|cache| cache.kernels());
-    device.map(|device| CudaOptions { device, cache, search: Search::from_env(), eager: false })
+    device.map(|device| CudaOptions { device, cache, search: Search::from_env(), ..CudaOptions::default() })
 }
 
 /// The host with nothing loaded.

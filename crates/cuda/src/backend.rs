@@ -20,7 +20,7 @@ use crate::budget::{self, Held, Room};
 use crate::capture::{self, State};
 use crate::compile::{Compiler, Search};
 use crate::driver::{
-    Buffer, Call, Context, Driver, Entry, Event, Function, Launch, Module, Pinned, Reservation, Stream,
+    Buffer, Call, Context, Driver, Entry, Event, Function, Launch, Module, Pinned, Reservation, Span, Stream,
 };
 use crate::kernels::{self, Issue, attention, kv, linear};
 use crate::step::StepLayout;
@@ -41,6 +41,9 @@ pub struct CudaOptions {
     pub search: Search,
     /// Nothing is captured: every step is issued launch by launch.
     pub eager: bool,
+    /// What an op writes is NaN before its launches, in builds with debug assertions always: a launch that leaves out a part of
+    /// it, or all, is not covered by what was there before.
+    pub poison: bool,
 }
 
 /// A GPU.
@@ -56,6 +59,7 @@ pub struct Cuda {
     stream: Stream,
     context: Context,
     eager: bool,
+    poison: bool,
     paths: Vec<PathCount>,
     profiling: bool,
     profile: Option<Profile>,
@@ -180,8 +184,8 @@ impl Slab {
 /// What `prepare` makes.
 pub(crate) struct Ready {
     pub(crate) program: Arc<Program>,
-    /// By step of the program: its launches, and its path.
-    steps: Vec<(Vec<Call>, usize)>,
+    /// By step of the program.
+    steps: Vec<Bound>,
     pub(crate) outputs: Vec<Buffer>,
     /// Results on the host, by output.
     read: Vec<Vec<f32>>,
@@ -199,6 +203,22 @@ pub(crate) struct Ready {
     state: State,
     /// Steps that were not replays.
     runs: u64,
+}
+
+/// A step of a program, bound to addresses.
+struct Bound {
+    /// What is NaN before its launches.
+    poisoned: Vec<Buffer>,
+    calls: Vec<Call>,
+    /// Position of its path's counter.
+    path: usize,
+}
+
+impl Bound {
+    fn issue(&self, stream: &Stream) -> Result<()> {
+        self.poisoned.iter().try_for_each(|memory| stream.fill(memory.all(), capture::POISON))?;
+        self.calls.iter().try_for_each(|call| stream.issue(call))
+    }
 }
 
 /// Rows in a step's data, f32 `[rows, cols]` from `offset` on.
@@ -314,6 +334,7 @@ impl Cuda {
             stream,
             context,
             eager: options.eager,
+            poison: options.poison || cfg!(debug_assertions),
             paths: Vec::new(),
             profiling: false,
             profile: None,
@@ -421,13 +442,15 @@ impl Cuda {
             limits: Limits::new(&self.context),
             left,
         };
-        let overlap = self.context.device().overlaps();
+        // A fill ahead of each kernel leaves nothing to overlap with.
+        let overlap = self.context.device().overlaps() && !self.poison;
         let mut steps = Vec::new();
         for (at, step) in list.into_iter().enumerate() {
-            let issues = binder.issues(at, step).map_err(|error| match error {
+            let (issues, written) = binder.issues(at, step).map_err(|error| match error {
                 Error::Refused(what) => Error::Refused(format!("step {}: {what}", step.name)),
                 error => error,
             })?;
+            let poisoned = written.iter().filter(|_| self.poison).map(Span::owned).collect();
             let mut calls = Vec::with_capacity(issues.len());
             for Issue { entry, shape, arguments } in issues {
                 let function = self.functions.get(&self.context, entry)?;
@@ -438,10 +461,9 @@ impl Cuda {
                 let overlap = overlap && linear::begins_early(&entry);
                 calls.push(Call::new(function, Launch { overlap, ..shape }, &arguments)?);
             }
-            steps.push((calls, path_name(step, &program, model, binder.left.left(at))));
+            let path = path_name(step, &program, model, binder.left.left(at));
+            steps.push(Bound { poisoned, calls, path: path_index(&mut self.paths, path) });
         }
-        let steps =
-            steps.into_iter().map(|(calls, path)| (calls, path_index(&mut self.paths, path))).collect();
         let blobs =
             (0..BLOBS).map(|_| Ok((Pinned::new(&self.context, bytes)?, Event::new(&self.context, false)?)));
         let blobs = blobs.collect::<Result<Vec<_>>>()?;
@@ -485,8 +507,8 @@ impl Cuda {
         } else {
             ready.replay_or_issue(&self.stream)?;
         }
-        for &(_, path) in &ready.steps {
-            self.paths[path].count += 1;
+        for step in &ready.steps {
+            self.paths[step.path].count += 1;
         }
         ready.rows = Some((inputs.tokens.len(), inputs.wanted.len()));
         Ok(())
@@ -530,7 +552,7 @@ impl Ready {
 
     /// Issues every launch.
     pub(crate) fn issue(&self, stream: &Stream) -> Result<()> {
-        self.steps.iter().flat_map(|(calls, _)| calls).try_for_each(|call| stream.issue(call))
+        self.steps.iter().try_for_each(|step| step.issue(stream))
     }
 
     /// Runs the step whose data is under way: as the graph, where there is one. Now and then the graph is compared with
@@ -612,8 +634,8 @@ fn path_index(paths: &mut Vec<PathCount>, path: String) -> usize {
 fn profiled(context: &Context, stream: &Stream, ready: &Ready, inputs: &Inputs) -> Result<Profile> {
     let mut events = vec![Event::new(context, true)?];
     events[0].record(stream)?;
-    for (calls, _) in &ready.steps {
-        calls.iter().try_for_each(|call| stream.issue(call))?;
+    for step in &ready.steps {
+        step.issue(stream)?;
         let event = Event::new(context, true)?;
         event.record(stream)?;
         events.push(event);
@@ -624,7 +646,7 @@ fn profiled(context: &Context, stream: &Stream, ready: &Ready, inputs: &Inputs) 
         Ok(StepTime { seconds, waited: 0.0 })
     };
     let times = events.windows(2).map(time).collect::<Result<_>>()?;
-    let nodes = ready.steps.iter().map(|(calls, _)| calls.len()).sum();
+    let nodes = ready.steps.iter().map(|step| step.calls.len()).sum();
     Ok(Profile { program: ready.program.clone(), inputs: inputs.clone(), times, nodes })
 }
 

@@ -143,13 +143,25 @@ impl<'a> Binder<'a> {
         slots.iter().map(one).collect()
     }
 
-    /// The launches of step `at` of the program.
-    pub(crate) fn issues(&self, at: usize, step: &Step) -> Result<Vec<Issue<'a>>> {
-        let issues = self.issues_of(step, self.left.left(at))?;
-        if !self.left.left(at) {
+    /// The launches of step `at` of the program, and what they write without reading it before: results, rows that wait for
+    /// their readers, scratch.
+    pub(crate) fn issues(&self, at: usize, step: &Step) -> Result<(Vec<Issue<'a>>, Vec<Span<'a>>)> {
+        let mut read = step.inputs.iter().map(|slot| self.span(slot)).collect::<Result<Vec<_>>>()?;
+        read.extend(step.inputs.iter().filter_map(|slot| Some(self.left.of(slot)?.x)));
+        let left = self.left.left(at);
+        let issues = self.issues_of(step, left)?;
+        if !left {
             self.left.written(&step.outputs, &self.bucket);
         }
-        Ok(issues)
+        let result = |slot: &Slot| match left {
+            true => Ok(self.left.of(slot).map(|made| made.x)),
+            false => self.span(slot).map(Some),
+        };
+        let results = step.outputs.iter().map(result).collect::<Result<Vec<_>>>()?;
+        let scratch = self.spare.part(0, spare_bytes(step, &self.bucket, self.model.kv.context))?;
+        let mut written: Vec<Span<'a>> = results.into_iter().flatten().chain([scratch]).collect();
+        written.retain(|span| span.bytes() > 0 && !read.iter().any(|read| read.overlaps(span)));
+        Ok((issues, written))
     }
 
     /// The launches of a step; `left`: its quantized result is left to its readers.

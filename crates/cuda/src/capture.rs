@@ -16,7 +16,7 @@ use crate::backend::{Model, Ready};
 use crate::driver::{Graph, Reservation, Span, Stream};
 
 /// What scratch and outputs are filled with before a step: NaN as f32.
-const POISON: u8 = 0xFF;
+pub const POISON: u8 = 0xFF;
 
 /// What page 0 is filled with: small numbers in every KV type, since steps read there too.
 const PATTERN: u8 = 0x2C;

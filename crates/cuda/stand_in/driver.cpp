@@ -87,6 +87,8 @@ static struct {
 } failing;
 // A fault stays, as a device's does.
 static int faulted;
+// The call under way is to do nothing.
+static bool lost;
 
 static std::string number(uint64_t n) { return " " + std::to_string(n); }
 
@@ -109,10 +111,12 @@ struct Call {
 
   private:
     static int failure(const char* name, const std::string& said, InCapture in_capture) {
+        lost = false;
         if (faulted) return faulted;
         if (failing.name == name && failing.after-- == 0) {
             failing.name.clear();
-            return failing.status;
+            lost = failing.status == 0;
+            if (!lost) return failing.status;
         }
         if (in_capture == ALLOWED) return 0;
         // What a capture does not allow ends it.
@@ -175,7 +179,7 @@ static int perform(const Node& node) {
 }
 
 static int issue(const Call& call, Any handle, Node&& node) {
-    if (call.status) return call.status;
+    if (call.status || lost) return call.status;
     auto stream = find<Stream>(handle);
     if (!stream) return INVALID_HANDLE;
     if (!stream->captured) return perform(node);
@@ -416,11 +420,13 @@ EXPORT int cuGraphLaunch(Any x, Any s) {
     if (!graph || !find<Stream>(s)) return INVALID_HANDLE;
     if (planted == EMPTY_REPLAY) return 0;
     size_t count = graph->nodes.size() - (planted == SHORT_REPLAY && !graph->nodes.empty());
-    if (planted == FROZEN_DATA && count != 0 && graph->nodes[0].kind == Node::LAUNCH) {
+    if (planted == FROZEN_DATA) {
         // Data of the step, the first argument of a launch, is that of the first replay.
-        void* data = (void*)graph->nodes[0].values[0];
-        if (graph->frozen.empty()) graph->frozen.assign((char*)data, (char*)data + 256);
-        memcpy(data, graph->frozen.data(), graph->frozen.size());
+        size_t first = 0;
+        while (first < count && graph->nodes[first].kind != Node::LAUNCH) first++;
+        void* data = first < count ? (void*)graph->nodes[first].values[0] : nullptr;
+        if (data && graph->frozen.empty()) graph->frozen.assign((char*)data, (char*)data + 256);
+        if (data) memcpy(data, graph->frozen.data(), graph->frozen.size());
     }
     for (size_t i = 0; i < count; i++)
         if (int status = perform(graph->nodes[i])) return status;

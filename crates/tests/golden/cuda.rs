@@ -12,6 +12,7 @@ use ingle_engine::runner::{Open, Plan, Runner};
 use ingle_graph::backend::PathCount;
 use ingle_graph::options::Placement;
 use ingle_graph::reference::Interpreter;
+use ingle_graph::sample::Sampling;
 use ingle_graph::split::Split;
 use ingle_graph::{Backend, FloatArithmetic, Inputs, KvInputs, KvType, Numerics, PlanOptions};
 use ingle_tensor::Checkpoint;
@@ -123,6 +124,76 @@ fn planted_faults_fail_the_proof() {
             assert!(right, "{fault:?}: {graph:?}");
         }
     }
+}
+
+/// With what every launch writes poisoned before it, whole models have the same bits, eagerly and replayed; and a launch that
+/// does nothing shows, whichever it is, where without poison it may not: the step before left the same there.
+#[test]
+fn a_launch_that_does_nothing_shows() {
+    let Some(device) = StandIn::new("launches that do nothing") else { return };
+    device.set_multiprocessors(2);
+    let backend = |eager, poison| -> Box<dyn Backend> {
+        let options = CudaOptions { search: device.search(), eager, poison, ..CudaOptions::default() };
+        Box::new(Cuda::on(device.driver(), &options).expect("the stand-in opens"))
+    };
+    for (path, rows) in [("gguf/qwen3-s1/model-legacy.gguf", 1), ("models/gemma2", 1), ("models/qwen2", 2)] {
+        let options = PlanOptions { sample: true, ..PlanOptions::default() };
+        let want = logits(&mut runner(path, cpu(1, None), PlanOptions::default(), 3));
+        let mut gpu = runner(path, backend(false, true), options.clone(), 3);
+        assert!(logits(&mut gpu) == want, "{path}: poisoned");
+        let replays: u64 = graphs(&mut gpu).iter().filter(|g| g.declined.is_none()).map(|g| g.count).sum();
+        assert_eq!(replays, 7, "{path}");
+        let unseen = |poison| {
+            let mut gpu = runner(path, backend(true, poison), options.clone(), rows);
+            let groups = gpu.kv().pages.len();
+            let each = |n: u32| (0..rows as u32).map(move |row| n + row);
+            let inputs = |position: u32| Inputs {
+                tokens: each(7 + position).collect(),
+                positions: vec![position; rows],
+                sequences: each(0).collect(),
+                kv: vec![
+                    KvInputs {
+                        cells: each(1).map(|page| 32 * page + position).collect(),
+                        tables: each(1).collect(),
+                        table_stride: 1,
+                    };
+                    groups
+                ],
+                wanted: each(0).collect(),
+                sampling: vec![Some(Sampling::greedy()); rows],
+                ..Inputs::default()
+            };
+            (0..4).for_each(|position| drop(step(&mut gpu, &inputs(position))));
+            let inputs = inputs(4);
+            let first = step(&mut gpu, &inputs);
+            assert!(first.iter().all(|&x| f32::from_bits(x).is_finite()), "{path}: {rows} rows");
+            device.calls();
+            assert!(step(&mut gpu, &inputs) == first, "{path}: {rows} rows");
+            let launches = device.calls().iter().filter(|call| call.starts_with("launch")).count();
+            assert!(launches > 20, "{launches}");
+            let is_unseen = |&after: &usize| {
+                device.lose_launch(after);
+                let lost = step(&mut gpu, &inputs);
+                assert!(step(&mut gpu, &inputs) == first, "{path}: {rows} rows after launch {after}");
+                lost == first
+            };
+            (0..launches).filter(is_unseen).collect::<Vec<_>>()
+        };
+        assert_eq!(unseen(true), [0; 0], "{path}: {rows} rows");
+        let control = rows == 2 && !cfg!(debug_assertions);
+        assert!(!control || !unseen(false).is_empty(), "{path}: {rows} rows");
+    }
+}
+
+/// The results of a step, as bits, NaN as one NaN.
+fn step(runner: &mut Runner, inputs: &Inputs) -> Vec<u32> {
+    runner.run(inputs).expect("runs");
+    let mut all = Vec::new();
+    for name in runner.outputs() {
+        let values = runner.output(&name).expect("a result");
+        all.extend(values.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }));
+    }
+    all
 }
 
 /// An error at any launch of a window ends the capture; the step runs eagerly, with the CPU's bits, and says what failed.

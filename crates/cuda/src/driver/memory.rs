@@ -187,6 +187,17 @@ impl<'a> Span<'a> {
         }
     }
 
+    /// The same memory, kept alive.
+    pub fn owned(&self) -> Buffer {
+        Buffer { memory: self.allocation.clone(), offset: self.offset, bytes: self.bytes }
+    }
+
+    /// Whether both have a byte in common.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let (a, b) = (self.address(), other.address());
+        a < b + other.bytes as u64 && b < a + self.bytes as u64
+    }
+
     /// Where it is: for arguments, and to show that it did not move.
     pub fn address(&self) -> u64 {
         self.allocation.raw().base + self.offset as u64

@@ -139,6 +139,11 @@ impl StandIn {
         String::from_utf8_lossy(&log[..n]).lines().map(String::from).collect()
     }
 
+    /// A launch, after so many others, does nothing and reports no error.
+    pub fn lose_launch(&self, after: usize) {
+        self.fail("launch", after, 0);
+    }
+
     /// The next call of this name, by its word in the log, returns this status; `after` so many that do not.
     pub fn fail(&self, call: &str, after: usize, status: i32) {
         let call = CString::new(call).expect("no NUL");
