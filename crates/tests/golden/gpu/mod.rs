@@ -2,7 +2,7 @@
 //! the other, must not change.
 //!
 //! The stand-in runs a step of the smallest model in some milliseconds, a GPU in microseconds: where that matters a test does
-//! less on the stand-in, and prints it.
+//! less on the stand-in, and says so on standard error.
 
 mod replays;
 mod steps;
