@@ -458,7 +458,6 @@ impl Cuda {
                 if shape.shared_bytes > 32 << 10 {
                     function.allow_shared(shape.shared_bytes)?;
                 }
-                let overlap = overlap && linear::begins_early(&entry);
                 calls.push(Call::new(function, Launch { overlap, ..shape }, &arguments)?);
             }
             let path = path_name(step, &program, model, binder.left.left(at));

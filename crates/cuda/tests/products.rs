@@ -557,7 +557,8 @@ fn one_row_is_normed_by_its_float_products_with_the_bits_of_the_reference() {
 /// One row is quantized by the product that reads it, after its norm or as it is; gate and up leave the gated unit.
 #[test]
 fn one_row_is_made_by_its_products_with_the_bits_of_the_reference() {
-    let Some(device) = Device::new() else { return };
+    // Few enough that warps take several turns.
+    let Some(device) = Device::of(1) else { return };
     let blob = device.buffer(&step(1, 1));
     for (i, format) in quant::FORMATS.iter().enumerate() {
         let (dtype, block) = (format.dtype, format.dtype.block_len());
@@ -684,6 +685,57 @@ fn sizes_that_are_not_those_of_the_shape_are_refused() {
 }
 
 /// Sizes that placement counts with are those that are needed.
+/// What a row of activations gives with each row of a matrix, by the definition.
+fn dots(dtype: DType, data: &[u8], rows: usize, activations: &[u8], layout: &Layout) -> Vec<f32> {
+    let format = quant::FORMATS.iter().find(|format| format.dtype == dtype).expect("it is a format");
+    let dot = |data: &[u8]| {
+        let mut row = reference::IntRow::default();
+        row.read(data, format);
+        row.dot(activations, layout, 0)
+    };
+    data.chunks(data.len() / rows).map(dot).collect()
+}
+
+#[test]
+fn a_third_part_of_another_form_has_the_bits_of_the_reference() {
+    for multiprocessors in [1, 132] {
+        let Some(device) = Device::of(multiprocessors) else { return };
+        let blob = device.buffer(&step(1, 1));
+        let pairs = [(DType::Q4K, DType::Q6K), (DType::Q4K, DType::Q6K), (DType::IQ4XS, DType::Q5K)];
+        for (units, (first, third)) in [11, 16, 1].into_iter().zip(pairs) {
+            let cols = 256 * units;
+            let layout = Layout::new(1, cols, 256, 2);
+            let x = numbers(units as u64, cols, false);
+            let activations = quantized(&layout, &x);
+            let x_at = device.buffer(&activations);
+            // The third one has its place in memory before the others.
+            let rows = [(70, first), (21, third), (37, first)];
+            let parts = rows.map(|(rows, dtype)| {
+                let weight =
+                    Weight { name: "w".into(), dtype, rows, cols, used: WeightUse::Matrix, offset: 0.0 };
+                let data = stored(dtype, rows, cols);
+                let want = dots(dtype, &data, rows, &activations, &layout);
+                (device.matrix(&weight, true, &data), device.buffer(&vec![0xFF; 4 * rows]), want)
+            });
+            let all = parts.each_ref().map(|(matrix, y, _)| Part {
+                matrix,
+                scale: None,
+                bias: None,
+                x: Input::Quantized(x_at.all(), layout),
+                residual: None,
+                y: y.all(),
+            });
+            let issues = linear::issues(blob.all(), Rows::T, 1, &all).expect("it is planned");
+            assert_eq!(issues.len(), 1, "{first} and {third}: launches");
+            let outputs: Vec<Span<'_>> = parts.iter().map(|(_, y, _)| y.all()).collect();
+            let got = device.run(&issues, &outputs);
+            for (i, (got, (_, _, want))) in got.iter().zip(&parts).enumerate() {
+                assert_bits(&format!("{first} and {third}, part {i}"), &floats(got), want);
+            }
+        }
+    }
+}
+
 #[test]
 fn matrices_take_the_bytes_that_are_planned() {
     let bytes = |dtype, rows, cols| MatrixLayout::new(dtype, rows, cols, true).expect("a shape").bytes();

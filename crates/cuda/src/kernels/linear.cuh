@@ -1,13 +1,13 @@
 // Products with integer weights for one row of activations, and for a few where there are no tiles (tile.cuh).
 //
 // A warp makes four rows of the matrix. Of the eight lanes of such a row each owns one of the contract's accumulators, and
-// so every eighth unit: nothing is exchanged until the end. A block takes its activations into shared memory, `slab` units
+// so every eighth unit: nothing is exchanged until the end. A block takes its activations into halfd memory, `slab` units
 // at a time.
 #pragma once
 #include "panel.cuh"
 #include "tile.cuh"
 
-// Activations in shared memory: row by row, of each row digit by digit. Digits lie like chunks of weights, units in groups
+// Activations in halfd memory: row by row, of each row digit by digit. Digits lie like chunks of weights, units in groups
 // of eight, so that eight lanes read neighbouring 16 bytes; sums and scales lie in order.
 struct Staged {
     const u8* digits;
@@ -27,13 +27,13 @@ static __device__ __forceinline__ Words staged(const Staged& x, u32 rd, u32 v, u
 }
 
 // `slab` is a multiple of 8.
-static __device__ __forceinline__ Staged staging(u8* shared, u32 rows, u32 digits, u32 slab, u32 unit) {
+static __device__ __forceinline__ Staged staging(u8* halfd, u32 rows, u32 digits, u32 slab, u32 unit) {
     u32 all = rows * digits * slab * unit;
-    return {shared, (const i16*)(shared + all), (const float*)(shared + all + all / 8), slab * unit, slab * unit / SUM,
+    return {halfd, (const i16*)(halfd + all), (const float*)(halfd + all + all / 8), slab * unit, slab * unit / SUM,
             slab};
 }
 
-// Takes units [first, first + count) of R rows from `row0` on; `unit` columns each, of which `x.unit` share a scale. Rows
+// Takes units [first, first + count) of R rows from `row0` on; `unit` columns each, of which `x.unit` half a scale. Rows
 // the memory has no room for are the last row again: nobody asks for them.
 template <int R, int D>
 static __device__ __forceinline__ void stage(const Staged& to, const Quantized& x, u32 row0, u32 first, u32 count,
@@ -55,11 +55,11 @@ static __device__ __forceinline__ void stage(const Staged& to, const Quantized& 
     }
 }
 
-// What formats with units of 32 columns share. One of them, F, has `codes`: the unit's 32 integers, a byte each, greater by
+// What formats with units of 32 columns half. One of them, F, has `codes`: the unit's 32 integers, a byte each, greater by
 // LESS than the weights; `scale` and, with a minimum, `minimum`.
 template <class F, u32 CHUNKS_, u32 SECOND_, u32 THIRD_, i32 LESS, int MINIMUM>
 struct Units32 {
-    static constexpr u32 UNIT = 32, CHUNKS = CHUNKS_, SECOND = SECOND_, THIRD = THIRD_, WARPS = 10;
+    static constexpr u32 UNIT = 32, CHUNKS = CHUNKS_, SECOND = SECOND_, THIRD = THIRD_, HALVES = 1, AHEAD = CHUNKS_ == 1 ? 6 : 4;
     static constexpr int MINIMA = MINIMUM;
     static __device__ __forceinline__ u32 unit() { return 32; }
     static __device__ __forceinline__ u32 scale_unit() { return 32; }
@@ -69,26 +69,19 @@ struct Units32 {
     static __device__ __forceinline__ float minimum(const Unit&) {
         return 0.0f;
     }
-    template <int R, int D, class Unit>
-    static __device__ __forceinline__ void accumulate(const Unit& w, const Staged& x, u32 v, float* acc) {
+    template <int D, class Unit>
+    static __device__ __forceinline__ void sums(const Unit& w, u32, const Staged& x, u32 v, i32* products, i32* minima) {
         u32 q[8];
         F::codes(w, q);
-        float d = F::scale(w), m = F::minimum(w);
         // -LESS, twice: what the two sums of a unit are multiplied by.
         constexpr i32 less = (-LESS & 255) * 0x0101;
 #pragma unroll
-        for (u32 row = 0; row < R; row++) {
-            i32 products[D], minima[D];
-#pragma unroll
-            for (u32 digit = 0; digit < D; digit++) {
-                u32 rd = row * D + digit;
-                i32 sums = 0;
-                if (LESS || MINIMUM) sums = *(const i32*)(x.sums + rd * x.sum_stride + 2 * v);
-                i32 c = LESS ? __dp2a_lo(sums, less, 0) : 0;
-                products[digit] = dot16(q + 4, staged(x, rd, v, 1, 2), dot16(q, staged(x, rd, v, 0, 2), c));
-                minima[digit] = MINIMUM ? __dp2a_lo(sums, 0x0101, 0) : 0;
-            }
-            acc[row] = tail<MINIMUM, D>(acc[row], d, m, x.scales[row * x.scale_stride + v], products, minima);
+        for (u32 digit = 0; digit < D; digit++) {
+            i32 sums = 0;
+            if (LESS || MINIMUM) sums = *(const i32*)(x.sums + digit * x.sum_stride + 2 * v);
+            i32 c = LESS ? __dp2a_lo(sums, less, 0) : 0;
+            products[digit] = dot16(q + 4, staged(x, digit, v, 1, 2), dot16(q, staged(x, digit, v, 0, 2), c));
+            minima[digit] = MINIMUM ? __dp2a_lo(sums, 0x0101, 0) : 0;
         }
     }
 };
@@ -108,11 +101,12 @@ static __device__ __forceinline__ void fifth_bits(u32 high, u32* q) {
     for (u32 i = 0; i < 8; i++) q[i] |= (i < 4 ? high << (4 - i) : high >> (i - 4)) & 0x10101010u;
 }
 
-// What formats with units of 256 columns, sub-scales and sub-minima for 32 of them share. The first chunk is d, dmin and
-// twelve bytes of packed pairs, as in the file; F has `group`: integers [64 g, 64 g + 64), a byte each.
+// What formats with units of 256 columns, sub-scales and sub-minima for 32 of them half. The first chunk is d, dmin and
+// twelve bytes of packed pairs, as in the file; F has `group`: integers
+// [128 half + 64 g, 128 half + 64 g + 64), a byte each.
 template <class F, u32 CHUNKS_>
 struct UnitsK {
-    static constexpr u32 UNIT = 256, CHUNKS = CHUNKS_, SECOND = 0, THIRD = 0, WARPS = 10;
+    static constexpr u32 UNIT = 256, CHUNKS = CHUNKS_, SECOND = 0, THIRD = 0, HALVES = 2, AHEAD = 1;
     static constexpr int MINIMA = MINIMUM_OF_SUB_UNITS;
     static __device__ __forceinline__ u32 unit() { return 256; }
     static __device__ __forceinline__ u32 scale_unit() { return 256; }
@@ -123,47 +117,42 @@ struct UnitsK {
         scales[0] = a & 0x3F3F3F3Fu, scales[1] = (c & 0x0F0F0F0Fu) | (a >> 2 & 0x30303030u);
         minima[0] = b & 0x3F3F3F3Fu, minima[1] = (c >> 4 & 0x0F0F0F0Fu) | (b >> 2 & 0x30303030u);
     }
-    template <int R, int D, class Unit>
-    static __device__ __forceinline__ void accumulate(const Unit& w, const Staged& x, u32 v, float* acc) {
-        u32 scales[2], minima[2];
-        sub_units(w.header, scales, minima);
-        i32 products[R * D];
+    template <class Unit>
+    static __device__ __forceinline__ float scale(const Unit& w) {
+        return widen_f16((u16)w.header.at[0]);
+    }
+    template <class Unit>
+    static __device__ __forceinline__ float minimum(const Unit& w) {
+        return negated(widen_f16((u16)(w.header.at[0] >> 16)));
+    }
+    template <int D, class Unit>
+    static __device__ __forceinline__ void sums(const Unit& w, u32 half, const Staged& x, u32 v, i32* products,
+                                                i32* minima) {
+        u32 a = w.header.at[1], b = w.header.at[2], c = w.header.at[3], scales = a, least = b;
+        if (half == 1) scales = (c & 0x0F0F0F0Fu) | (a >> 2 & 0x30303030u), least = (c >> 4 & 0x0F0F0F0Fu) | (b >> 2 & 0x30303030u);
+        scales &= 0x3F3F3F3Fu, least &= 0x3F3F3F3Fu;
 #pragma unroll
-        for (u32 rd = 0; rd < R * D; rd++) products[rd] = 0;
+        for (u32 digit = 0; digit < D; digit++) {
+            Words pairs = *(const Words*)(x.sums + digit * x.sum_stride + 16 * v + 8 * half);
+            products[digit] = minima[digit] = 0;
+            // Sub-minimum j of these four, twice.
 #pragma unroll
-        for (u32 g = 0; g < 4; g++) {
-            u32 q[16];
-            F::group(w, g, q);
-            i32 first = byte_of(scales[g / 2], g % 2 * 2), second = byte_of(scales[g / 2], g % 2 * 2 + 1);
-#pragma unroll
-            for (u32 rd = 0; rd < R * D; rd++) {
-                i32 low = dot16(q + 4, staged(x, rd, v, 4 * g + 1, 16), dot16(q, staged(x, rd, v, 4 * g, 16), 0));
-                i32 high =
-                    dot16(q + 12, staged(x, rd, v, 4 * g + 3, 16), dot16(q + 8, staged(x, rd, v, 4 * g + 2, 16), 0));
-                products[rd] += first * low + second * high;
-            }
+            for (u32 j = 0; j < 4; j++)
+                minima[digit] = __dp2a_lo((i32)pairs.at[j], (i32)__byte_perm(least, 0, j * 0x11), minima[digit]);
         }
-        float d = widen_f16((u16)w.header.at[0]), m = negated(widen_f16((u16)(w.header.at[0] >> 16)));
 #pragma unroll
-        for (u32 row = 0; row < R; row++) {
-            i32 sums[D];
+        for (u32 g = 0; g < 2; g++) {
+            u32 q[16];
+            F::group(w, half, g, q);
+            i32 first = byte_of(scales, g * 2), second = byte_of(scales, g * 2 + 1);
 #pragma unroll
             for (u32 digit = 0; digit < D; digit++) {
-                const Words* of = (const Words*)(x.sums + (row * D + digit) * x.sum_stride + 16 * v);
-                sums[digit] = 0;
-#pragma unroll
-                for (u32 h = 0; h < 2; h++) {
-                    Words pairs = of[h];
-#pragma unroll
-                    for (u32 j = 0; j < 4; j++) {
-                        // Sub-minimum j of these four, twice.
-                        i32 twice = (i32)__byte_perm(minima[h], 0, j * 0x11);
-                        sums[digit] = __dp2a_lo((i32)pairs.at[j], twice, sums[digit]);
-                    }
-                }
+                u32 chunk = 8 * half + 4 * g;
+                i32 low = dot16(q + 4, staged(x, digit, v, chunk + 1, 16), dot16(q, staged(x, digit, v, chunk, 16), 0));
+                i32 high =
+                    dot16(q + 12, staged(x, digit, v, chunk + 3, 16), dot16(q + 8, staged(x, digit, v, chunk + 2, 16), 0));
+                products[digit] += first * low + second * high;
             }
-            float da = x.scales[row * x.scale_stride + v];
-            acc[row] = tail<MINIMUM_OF_SUB_UNITS, D>(acc[row], d, m, da, products + row * D, sums);
         }
     }
     // For tiles.
@@ -197,7 +186,7 @@ static __device__ __forceinline__ float sum_of_lanes(float acc) {
 template <class F, int R, int D>
 static __device__ __forceinline__ void few_rows(const Step* step, u32 which, u32 room, u32 cols, u32 slab, u8* at,
                                                 const float* residual, const Parts& parts, F format) {
-    DYNAMIC_SHARED(shared);
+    DYNAMIC_SHARED(halfd);
     u32 lane = threadIdx.x % 32, r = lane % 8, block = blockIdx.x, per = blockDim.x / 8;
     Part part = part_of(parts, per, &block);
     u32 own = block * per + threadIdx.x / 8, n = own < part.rows ? own : part.rows - 1;
@@ -211,7 +200,7 @@ static __device__ __forceinline__ void few_rows(const Step* step, u32 which, u32
     u32 row0 = blockIdx.y * R, rows = step_rows(step, which);
     if (row0 >= rows) return;
     Quantized x = {at, room, cols, format.scale_unit(), D};
-    Staged to = staging(shared, R, D, slab, unit);
+    Staged to = staging(halfd, R, D, slab, unit);
     float acc[R];
 #pragma unroll
     for (u32 i = 0; i < R; i++) acc[i] = 0.0f;

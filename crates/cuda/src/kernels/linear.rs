@@ -28,8 +28,8 @@ const FEW_WIDE: &[Param] = &[
     U32,
 ];
 const ONE: &[Param] = &[
-    Memory, U32, U32, U32, U32, // step, rows, cols, slab, stages
-    Memory, Memory, Memory, F32, Memory, U32, // quantized, x, norm, eps, residual, gated unit
+    Memory, U32, U32, Memory, Memory, Memory, F32, // step, rows, cols, quantized, x, norm, eps
+    Memory, U32, // residual, gated unit
     Memory, U32, Memory, F32, Memory, // weights, rows, bias, scale, y
     Memory, U32, Memory, F32, Memory, //
     Memory, U32, Memory, F32, Memory,
@@ -65,6 +65,44 @@ macro_rules! integers {
             ],
         }
     };
+}
+
+/// The kernel for one row with two digits whose third part has another form than the first two: what `attn_v` is in files whose
+/// `attn_q` and `attn_k` have the first one.
+macro_rules! mixed {
+    ($name:literal, $first:literal, $struct:literal, $third:literal, $of_third:literal) => {
+        Source {
+            name: concat!("linear_", $name),
+            text: concat!(
+                "#include \"quant/",
+                $first,
+                ".cuh\"\n#include \"quant/",
+                $third,
+                ".cuh\"\n#include \"stream.cuh\"\n\nSTREAM_ROW(linear_",
+                $name,
+                ", ",
+                $struct,
+                ", ",
+                $of_third,
+                ", 2)\n"
+            ),
+            entries: &[Entry { name: concat!("linear_", $name, "_one_d2"), params: ONE }],
+        }
+    };
+}
+
+/// Files of two forms.
+pub const Q4_K_Q6_K: Source = mixed!("q4_k_q6_k", "q4_k", "Q4K", "q6_k", "Q6K");
+/// As above.
+pub const IQ4_XS_Q5_K: Source = mixed!("iq4_xs_q5_k", "iq4_xs", "Iq4Xs", "q5_k", "Q5K");
+
+/// The file for parts of these forms, if it is one of those: of Q5_K and Q6_K registers do not suffice.
+fn mixed(first: Form, third: Form) -> Option<&'static Source> {
+    match (first, third) {
+        (Form::Q4K, Form::Q6K) => Some(&Q4_K_Q6_K),
+        (Form::IQ4XS, Form::Q5K) => Some(&IQ4_XS_Q5_K),
+        _ => None,
+    }
 }
 
 /// Files of integer forms.
@@ -239,10 +277,21 @@ impl Part<'_> {
 
     /// Whether one launch can make both.
     fn joins(&self, other: &Self) -> bool {
+        self.has_input_of(other) && self.matrix.layout().form == other.matrix.layout().form
+    }
+
+    /// Whether both multiply the same activations, and nothing is added to their sums.
+    fn has_input_of(&self, other: &Self) -> bool {
         let alone = self.residual.is_some() || other.residual.is_some();
-        let [a, b] = [self.matrix.layout(), other.matrix.layout()];
         let same_x = (self.x.addresses(), self.x.layout()) == (other.x.addresses(), other.x.layout());
-        !alone && same_x && (a.form, a.cols) == (b.form, b.cols)
+        !alone && same_x && self.matrix.layout().cols == other.matrix.layout().cols
+    }
+
+    /// Whether a launch for one row makes two parts of the form of this one and `third`.
+    fn joins_as_third(&self, third: &Self, room: usize) -> bool {
+        let [first, other] = [self, third].map(|part| part.matrix.layout().form);
+        let streams = room == 1 && self.x.digits() == 2 && Stream::of(self).is_some();
+        streams && self.has_input_of(third) && mixed(first, other).is_some()
     }
 }
 
@@ -254,12 +303,6 @@ pub fn streams(matrix: &Matrix, room: usize, digits: usize) -> bool {
             0 => float::streams(&layout, room, limits),
             _ => Stream::plan(&layout, digits, true, limits).is_some(),
         }
-}
-
-/// Whether a kernel may begin before the one ahead has ended. Products that make two digits of a norm may not: with them, a
-/// layer of an 8B model takes 82 µs on an H200 instead of 75; why is not known.
-pub fn begins_early(entry: &Entry) -> bool {
-    !entry.name.ends_with("_one_d2")
 }
 
 /// Whether gate and up can be one launch that writes the gated unit.
@@ -283,6 +326,15 @@ pub fn issues<'a>(step: Span<'a>, rows: Rows, room: usize, parts: &[Part<'a>]) -
         match groups.iter_mut().find(|group| group.len() < PARTS && group[0].joins(part)) {
             Some(group) => group.push(part),
             None => groups.push(vec![part]),
+        }
+    }
+    for at in (1..groups.len()).rev() {
+        let pair = groups[..at]
+            .iter()
+            .position(|group| group.len() == 2 && group[0].joins_as_third(groups[at][0], room));
+        if let Some(first) = pair.filter(|_| groups[at].len() == 1) {
+            let third = groups.remove(at);
+            groups[first].extend(third);
         }
     }
     Ok(groups.iter().map(|group| issue(step, rows, room as u32, group)).collect())
@@ -311,33 +363,22 @@ pub fn gated<'a>(
 
 /// How the kernel for one row is launched (stream.cuh).
 struct Stream {
-    warps: usize,
-    /// Units of a stage, and stages of a warp.
-    slab: usize,
-    stages: usize,
     shared_bytes: usize,
 }
 
-/// Most warps of a block (stream.cuh).
-fn warps_max(form: Form) -> usize {
-    // As many as fit into half of the shared memory (Q6_K), with as many registers as they need.
-    match form {
-        Form::Q6K => 7,
-        Form::Q5K | Form::IQ4XS => 8,
-        _ => 10,
-    }
+/// Warps of a block, and of one that makes parts of two forms (stream.cuh).
+const WARPS: u32 = 16;
+const WARPS_OF_TWO: u32 = 12;
+
+/// Rows of the matrix that a warp makes at a time (stream.cuh).
+fn rows_of_turn(form: Form) -> usize {
+    if form.unit() == Some(256) { 2 } else { 4 }
 }
 
-/// Most stages of a warp (stream.cuh).
-const STAGES_MAX: usize = 4;
-
-/// By how many bytes a large block takes more than half of a multiprocessor's shared memory; what a block takes besides what it
-/// asks for.
+/// By how many bytes a large block of a float product takes more than half of a multiprocessor's shared memory; what a block
+/// takes besides what it asks for.
 pub(super) const LARGER: usize = 6 << 10;
 pub(super) const OTHER: usize = 3 << 10;
-
-/// Bytes of a stage that are aimed at: four rows, whole groups of units.
-const STAGE_BYTES: usize = 4736;
 
 impl Stream {
     fn of(part: &Part<'_>) -> Option<Self> {
@@ -345,40 +386,15 @@ impl Stream {
         Self::plan(&part.matrix.layout(), part.x.digits(), norm, part.matrix.limits())
     }
 
-    /// As many stages as fit where the next kernel finds room for its own, too; or at all. `None` where activations do not fit.
-    /// `norm`: activations are a row's norm, for which it lies there as f32.
+    /// `None` where activations do not fit. `norm`: they are a row's norm, for which it lies there as f32.
     fn plan(layout: &MatrixLayout, digits: usize, norm: bool, limits: Limits) -> Option<Self> {
         if matches!(layout.form, Form::Wide { .. }) {
             return None;
         }
-        let unit = layout.form.unit()?;
-        let units = layout.cols / unit;
-        let [first, second, third] = layout.form.unit_bytes();
-        let whole = |bytes: usize| bytes.next_multiple_of(16);
-        let stage = |slab: usize| 4 * (slab * first + whole(slab * second) + whole(slab * third));
-        // Stages begin at multiples of 16 bytes in every plane.
-        let step = if (second | third) & 1 == 1 { 16 } else { 8 };
-        let most = units.next_multiple_of(8);
-        let slab = (1..=most.div_ceil(step))
-            .map(|n| step * n)
-            .take_while(|&slab| slab == step || stage(slab) <= STAGE_BYTES);
-        let slab = slab.last()?;
-        let row = if norm { 4 * most * unit } else { 0 };
-        let activations = shared_bytes(layout.form, most, 1, digits).next_multiple_of(16) + row;
-        // Of two sizes of blocks, so that on each multiprocessor one of each finds room and no two of the larger: then the
-        // blocks of a kernel that begins while another runs are spread evenly. A row's norm makes it a large one.
-        let half = limits.shared_bytes / 2;
-        let (large, small) = (half + LARGER, half.saturating_sub(LARGER + OTHER));
-        let have = if norm { [large, limits.shared_bytes] } else { [small, limits.shared_bytes] };
-        have.into_iter().find_map(|have| {
-            let ring = have.saturating_sub(OTHER).checked_sub(activations)?;
-            (4..=warps_max(layout.form)).rev().find_map(|warps| {
-                let stages = (ring / (warps * stage(slab))).min(STAGES_MAX);
-                let least = if norm { large - OTHER } else { 0 };
-                let shared_bytes = (activations + warps * stages * stage(slab)).max(least);
-                (stages >= 2).then_some(Self { warps, slab, stages, shared_bytes })
-            })
-        })
+        let most = (layout.cols / layout.form.unit()?).next_multiple_of(8);
+        let row = if norm { 4 * most * layout.form.unit()? } else { 0 };
+        let shared_bytes = shared_bytes(layout.form, most, 1, digits).next_multiple_of(16) + row;
+        (shared_bytes + OTHER <= limits.shared_bytes).then_some(Self { shared_bytes })
     }
 
     fn issue<'a>(
@@ -390,13 +406,9 @@ impl Stream {
     ) -> Issue<'a> {
         let first = parts[0];
         let MatrixLayout { form, cols, .. } = first.matrix.layout();
-        let quads = parts.iter().map(|part| part.matrix.layout().rows.div_ceil(4) as u32);
-        let turns = if gated.is_some() { quads.take(1).sum() } else { quads.sum::<u32>() };
+        let rows = rows_of_turn(form);
+        let turns = parts.iter().map(|part| part.matrix.layout().rows.div_ceil(rows) as u32).sum::<u32>();
         let blocks = turns.min(first.matrix.limits().multiprocessors);
-        let shape = Launch {
-            shared_bytes: self.shared_bytes as u32,
-            ..Launch::new([blocks, 1], 32 * self.warps as u32)
-        };
         let none = (Arg::Nothing, Arg::Nothing, Arg::Nothing, 0.0);
         let (quantized, x, norm, eps) = match first.x {
             Input::Floats(_) => none,
@@ -407,11 +419,16 @@ impl Stream {
             }
         };
         let mut arguments = vec![Arg::Memory(step), super::rows(which)];
-        arguments.extend([cols, self.slab, self.stages].map(|n| Arg::U32(n as u32)));
+        arguments.push(Arg::U32(cols as u32));
         arguments.extend([quantized, x, norm, Arg::F32(eps), super::optional(first.residual)]);
         arguments.extend([Arg::U32(act(gated))]);
         arguments.extend(parts_arguments(parts));
-        let entry = source(form).entries[first.x.digits() - 1];
+        let third = parts.last().map_or(form, |part| part.matrix.layout().form);
+        let (entry, warps) = match mixed(form, third) {
+            Some(source) => (source.entries[0], WARPS_OF_TWO),
+            None => (source(form).entries[first.x.digits() - 1], WARPS),
+        };
+        let shape = Launch { shared_bytes: self.shared_bytes as u32, ..Launch::new([blocks, 1], 32 * warps) };
         Issue { entry, shape, arguments }
     }
 }

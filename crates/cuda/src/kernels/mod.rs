@@ -104,6 +104,8 @@ pub const SOURCES: &[&Source] = &[
     &linear::IQ4_NL,
     &linear::MXFP4,
     &linear::Q4_K,
+    &linear::Q4_K_Q6_K,
+    &linear::IQ4_XS_Q5_K,
     &linear::Q5_K,
     &linear::Q6_K,
     &linear::IQ4_XS,

@@ -1,17 +1,15 @@
 // Products with integer weights for one row of activations, as fast as weights can be read.
 //
-// Every multiprocessor has one block, for the whole product. A warp makes four rows of the matrix at a time, eight lanes a
-// row, and each of the eight owns one of the contract's accumulators. Weights come in stages of whole groups of units, copied
-// into shared memory asynchronously, each warp for itself. The first are asked for before the kernels ahead have ended:
-// weights depend on nothing. Meanwhile shared memory and registers leave room for a block of the next kernel, which
-// does the same.
+// Every multiprocessor has one block, for the whole product. A warp makes some rows of the matrix at a time. Eight lanes own
+// the contract's accumulators of a row; units of 256 columns may be halved, and then each of them shares its units with a second
+// lane. Each lane loads a unit while it multiplies the one before; the first before the kernels ahead have ended, since weights
+// depend on nothing.
 #pragma once
-#include "copies.cuh"
 #include "linear.cuh"
 
-// Most stages of a warp that are under way, and most warps of a block (linear.rs).
-#define STAGES_MAX 4u
-#define WARPS_MAX 10u
+// Warps of a block (linear.rs): those that make parts of two forms take more registers each.
+#define WARPS 16u
+#define WARPS_OF_TWO 12u
 
 // ---- Activations.
 
@@ -59,8 +57,8 @@ static __device__ __forceinline__ float sum_of_squares(const float* x, u32 cols,
 }
 
 // Groups of 256 columns that a warp loads before it uses the first: of a norm's weights, of a row.
-#define WEIGHTS_AT_ONCE 2u
-#define GROUPS_AT_ONCE 6u
+#define WEIGHTS_AT_ONCE 1u
+#define GROUPS_AT_ONCE 4u
 
 // Eight values from column `col` on, a multiple of eight: units have at least 32 columns, so that all are there or none.
 static __device__ __forceinline__ void load8(const float* from, u32 col, u32 cols, float* x) {
@@ -131,151 +129,189 @@ static __device__ __forceinline__ void stage_row(const Staged& to, const Activat
 
 // ---- The product.
 
-// What a warp works on: rows 4 quad.. of a part, from unit `first` on. Of a gated unit, gate and up take turns.
-struct Turn {
-    u32 quad, part, first;
+// A warp's turns, ROWS rows of one part each; of a gated unit, as many of gate as of up. Blocks have turns that follow each other.
+template <u32 ROWS>
+struct Turns {
+    const Parts& parts;
+    // The next turn, as the part that it is of counts them; where that part ends; turns of the block from this one on.
+    u32 act, next, part, end, left;
+
+    __device__ __forceinline__ Turns(const Parts& parts, u32 act) : parts(parts), act(act), part(0), end(count(0)) {
+        u32 all = count(0) + count(1) + count(2), per = (all + gridDim.x - 1) / gridDim.x;
+        u32 last = (blockIdx.x + 1) * per;
+        next = blockIdx.x * per + threadIdx.x / 32;
+        last = last < all ? last : all;
+        left = last > next ? last - next : 0;
+        skip();
+    }
+    __device__ __forceinline__ u32 count(u32 i) const {
+        u32 rows = i == 0 ? (act ? 2 : 1) * parts.of[0].rows : act ? 0 : i == 1 ? parts.of[1].rows : parts.of[2].rows;
+        return (rows + ROWS - 1) / ROWS;
+    }
+    __device__ __forceinline__ bool more() const { return left != 0; }
+    // To the part of the next turn.
+    __device__ __forceinline__ void skip() {
+        while (left != 0 && next >= end) {
+            next -= end;
+            end = count(++part);
+        }
+    }
+    // To the warp's next turn: whether there is one of the same part.
+    __device__ __forceinline__ bool advance() {
+        u32 warps = blockDim.x / 32;
+        left = left > warps ? left - warps : 0;
+        next += warps;
+        bool same = left != 0 && next < end;
+        if (!same) skip();
+        return same;
+    }
+    // What row of which part `team` of the next turn makes.
+    __device__ __forceinline__ u32 row(u32 team) const { return act ? next * (ROWS / 2) + team / 2 : next * ROWS + team; }
+    __device__ __forceinline__ Part of(u32 team) const {
+        u32 i = act ? team % 2 : part;
+        return i == 0 ? parts.of[0] : i == 1 ? parts.of[1] : parts.of[2];
+    }
 };
 
-// `slab`: units of a stage, whole groups; `stages` of them lie in shared memory for each warp. `act` != 0: parts 0 and 1 are
-// gate and up, and only act(gate) * up is written, to part 0's y. Grid: blocks, as many as there are multiprocessors.
-template <class F, int D>
-static __device__ __forceinline__ void stream_row(const Step* step, u32 which, u32 cols, u32 slab, u32 stages,
-                                                  const Activations& from, const float* residual, u32 act,
-                                                  const Parts& parts, F format) {
-    DYNAMIC_SHARED(shared);
-    __shared__ float sums[256];
-    __shared__ Arrival arrivals[WARPS_MAX * STAGES_MAX];
-    u32 lane = threadIdx.x % 32, r = lane % 8, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    u32 unit = format.unit(), units = cols / unit, room = (units + 7) / 8 * 8;
-    Staged to = staging(shared, 1, D, room, unit);
-    u32 activations = (D * room * unit / 8 * 9 + 4 * room + 15) / 16 * 16, chunk_bytes = format.chunks() * 16;
-    u32 second_at = slab * chunk_bytes, third_at = second_at + (u32)up16(slab * F::SECOND);
-    u32 pitch = third_at + (u32)up16(slab * F::THIRD), stage_bytes = 4 * pitch;
-    float* row = (float*)(shared + activations);
-    u8* ring = shared + activations + (from.norm ? 4 * room * unit : 0) + warp * stages * stage_bytes;
-    Arrival* arrival = arrivals + warp * STAGES_MAX;
-    if (lane < stages) prepare_arrival(arrival + lane, 4);
-    arrivals_are_ready();
-    __syncwarp();
+// Whether the third part has another form.
+template <class F, class G>
+static constexpr bool MIXED = F::CHUNKS != G::CHUNKS || F::SECOND != G::SECOND;
 
-    // Parts one after the other, four rows at a time.
-    u32 ends[3], end = 0;
+// The units of a lane's accumulator, of one row after the other, in the order in which they are multiplied.
+template <class F, class G>
+struct Units {
+    static constexpr u32 LANES = 8 * F::HALVES, ROWS = 32 / LANES;
+    static_assert(F::AHEAD == G::AHEAD && F::HALVES == G::HALVES && F::UNIT == G::UNIT, "they share turns");
+    Turns<ROWS> turns;
+    const u8 *first, *second, *third;
+    u32 units, left; // of a row; those that are still to be loaded
+
+    __device__ __forceinline__ Units(const Parts& parts, u32 act, u32 units) : turns(parts, act), units(units), left(0) {}
+    // Those that are loaded together, of one form or the other.
+    struct Some {
+        typename F::Unit f[F::AHEAD];
+        typename G::Unit g[MIXED<F, G> ? F::AHEAD : 1];
+    };
+    template <class Form>
+    __device__ __forceinline__ void open(const Part& part, u32 n) {
+        WeightRow row = weight_row(part.weights, part.rows, units, n, Form::CHUNKS, Form::SECOND, Form::THIRD);
+        first = row.chunks, second = row.second, third = row.third;
+    }
+    template <class Form>
+    __device__ __forceinline__ void load(typename Form::Unit* to) {
+        u32 r = threadIdx.x % 8, half = threadIdx.x / 8 % Form::HALVES;
 #pragma unroll
-    for (u32 i = 0; i < 3; i++) ends[i] = end += (parts.of[i].rows + 3) / 4;
-    if (act) end = ends[0];
-    auto begin = [&](u32 quad) {
-        u32 part = act || quad < ends[0] ? 0 : quad < ends[1] ? 1 : 2;
-        return Turn{quad - (part == 0 ? 0 : part == 1 ? ends[0] : ends[1]), part, 0};
-    };
-    auto of = [&](u32 part) { return part == 0 ? parts.of[0] : part == 1 ? parts.of[1] : parts.of[2]; };
-    auto row_at = [&](const Part& part, u32 quad, u32 j) {
-        u32 n = 4 * quad + j;
-        return n < part.rows ? n : part.rows - 1;
-    };
-    // Asks for the next stage: lanes of a row, from `copied` on.
-    u32 asked = warp * gridDim.x + blockIdx.x, stride = warps * gridDim.x, j = lane / COPY_LANES;
-    bool more = asked < end;
-    Turn next = begin(asked);
-    WeightRow source = {nullptr, nullptr, nullptr, 0};
-    auto open = [&]() {
-        Part part = of(next.part);
-        source = weight_row(part.weights, part.rows, units, row_at(part, next.quad, j), format.chunks(), F::SECOND, F::THIRD);
-    };
-    if (more) open();
-    auto ask = [&](u32 slot) {
-        if (more) {
-            u32 left = units - next.first, count = left < slab ? left : slab;
-            if (j < 4) {
-                u8* at = ring + slot * stage_bytes + j * pitch;
-                // Rows of every plane begin at multiples of 16, and stages too.
-                u32 bytes = count * chunk_bytes, second = (u32)up16(count * F::SECOND), third = (u32)up16(count * F::THIRD);
-                expect(arrival + slot, bytes + second + third);
-                copy_chunks(at, source.chunks, bytes, arrival + slot, lane % COPY_LANES);
-                if (F::SECOND) copy_chunks(at + second_at, source.second, second, arrival + slot, lane % COPY_LANES);
-                if (F::THIRD) copy_chunks(at + third_at, source.third, third, arrival + slot, lane % COPY_LANES);
-                source.chunks += bytes;
-                source.second += count * F::SECOND;
-                source.third += count * F::THIRD;
+        for (u32 i = 0; i < Form::AHEAD; i++) {
+            // A whole group of eight, or the last one: there lanes without a unit take the last, for nothing.
+            if (left >= 8) {
+                to[i] = Form::load(WeightRow(first, second, third, 8), r, half);
+                left -= 8;
+            } else if (left > 0) {
+                to[i] = Form::load(WeightRow(first, second, third, left), r < left ? r : left - 1, half);
+                left = 0;
             }
-            next.first += slab;
-            if (next.first >= units) {
-                if (act && next.part == 0) {
-                    next.part = 1;
-                    next.first = 0;
-                } else {
-                    asked += stride;
-                    more = asked < end;
-                    next = begin(asked);
-                }
-                if (more) open();
+            first += Form::CHUNKS * 128, second += Form::SECOND * 8, third += Form::THIRD * 8;
+        }
+    }
+    // The next ones.
+    __device__ __forceinline__ void next(Some& to) {
+        if (!turns.more()) return;
+        if (left == 0) {
+            u32 team = threadIdx.x % 32 / LANES, n = turns.row(team);
+            Part part = turns.of(team);
+            // Rows beyond the matrix are its last one again: nobody asks for their products.
+            n = n < part.rows ? n : part.rows - 1;
+            if (MIXED<F, G> && turns.part == 2) open<G>(part, n);
+            else open<F>(part, n);
+            left = units;
+        }
+        if (MIXED<F, G> && turns.part == 2) load<G>(to.g);
+        else load<F>(to.f);
+        if (left == 0) turns.advance();
+    }
+};
+
+// An accumulator after some units of its row, from unit `first` on.
+template <class F, int D>
+static __device__ __forceinline__ float take_units(const typename F::Unit* w, const Staged& x, u32 first, u32 units, float acc) {
+    u32 r = threadIdx.x % 8, half = threadIdx.x / 8 % F::HALVES;
+#pragma unroll
+    for (u32 i = 0; i < F::AHEAD; i++) {
+        if (first + 8 * i >= units) break;
+        bool has = first + 8 * i + r < units;
+        u32 v = has ? first + 8 * i + r : units - 1;
+        i32 products[D], minima[D];
+        F::template sums<D>(w[i], half, x, v, products, minima);
+        if (F::HALVES == 2) {
+#pragma unroll
+            for (u32 digit = 0; digit < D; digit++) {
+                products[digit] += __shfl_xor_sync(FULL, products[digit], 8);
+                if (F::MINIMA) minima[digit] += __shfl_xor_sync(FULL, minima[digit], 8);
             }
         }
-        end_group();
-    };
-    for (u32 slot = 0; slot < stages; slot++) ask(slot);
+        float then = tail<F::MINIMA, D>(acc, F::scale(w[i]), F::minimum(w[i]), x.scales[v], products, minima);
+        if (has) acc = then;
+    }
+    return acc;
+}
+
+// `act` != 0: parts 0 and 1 are gate and up, and only act(gate) * up is written, to part 0's y. The third part has the form G.
+// Grid: blocks, as many as there are multiprocessors.
+template <class F, class G, int D>
+static __device__ __forceinline__ void stream_row(const Step* step, u32 which, u32 cols, const Activations& from,
+                                                  const float* residual, u32 act, const Parts& parts) {
+    constexpr u32 LANES = Units<F, G>::LANES, UNIT = F::UNIT;
+    DYNAMIC_SHARED(shared);
+    __shared__ float sums[256];
+    u32 lane = threadIdx.x % 32, team = lane / LANES;
+    u32 units = cols / UNIT, room = (units + 7) / 8 * 8;
+    Staged to = staging(shared, 1, D, room, UNIT);
+    u32 activations = (D * room * UNIT / 8 * 9 + 4 * room + 15) / 16 * 16;
+    Units<F, G> ahead(parts, act, units);
+    typename Units<F, G>::Some w, after;
+    ahead.next(w);
     NormWeights weights = norm_weights(from.norm, cols);
     let_next_begin();
     // The step's data is written by no kernel.
     bool wanted = step_rows(step, which) != 0;
     wait_for_inputs();
-    if (wanted) stage_row<D>(to, from, weights, cols, unit, row, sums);
+    if (wanted) stage_row<D>(to, from, weights, cols, UNIT, (float*)(shared + activations), sums);
     __syncthreads();
-    u32 slot = 0, round = 0;
-    for (u32 own = warp * gridDim.x + blockIdx.x; own < end; own += stride) {
-        Turn now = begin(own);
-        float gate = 0.0f;
-        for (u32 p = now.part; p <= (act ? 1 : now.part); p++) {
-            Part part = of(p);
-            u32 n = 4 * now.quad + lane / 8;
-            bool finishes = r == 0 && n < part.rows && wanted;
+    for (Turns<Units<F, G>::ROWS> turns(parts, act); turns.more();) {
+        Part part = turns.of(team);
+        bool is_other = MIXED<F, G> && turns.part == 2;
+        do {
+            u32 n = turns.row(team);
+            bool there = lane % LANES == 0 && n < part.rows && wanted;
             // Asked for before it is needed.
-            float before = residual && finishes ? residual[n] : 0.0f, bias = part.bias && finishes ? part.bias[n] : 0.0f;
-            float acc[1] = {0.0f};
-            for (u32 first = 0; first < units; first += slab) {
-                wait_for_arrival(arrival + slot, round, stages);
-                __syncwarp();
-                u32 count = units - first < slab ? units - first : slab;
-                u8* at = ring + slot * stage_bytes + lane / 8 * pitch;
-                RowOf<InShared> staged = {at, at + second_at, at + third_at, count};
+            float before = residual && there ? residual[n] : 0.0f, bias = part.bias && there ? part.bias[n] : 0.0f;
+            float acc = 0.0f;
 #pragma unroll 1
-                for (u32 v = r; v < count; v += 8)
-                    format.template accumulate<1, D>(format.load(staged, v), to, first + v, acc);
-                __syncwarp();
-                ask(slot);
-                if (++slot == stages) {
-                    slot = 0;
-                    round++;
-                }
+            for (u32 first = 0; first < units; first += 8 * F::AHEAD) {
+                ahead.next(after);
+                if (is_other) acc = take_units<G, D>(w.g, to, first, units, acc);
+                else acc = take_units<F, D>(w.f, to, first, units, acc);
+                w = after;
             }
-            float sum = mul(sum_of_lanes(acc[0]), part.scale);
+            float sum = mul(sum_of_lanes(acc), part.scale);
             if (part.bias) sum = add(sum, bias);
-            if (act && p == 0) {
-                gate = sum;
-                continue;
+            if (act) {
+                float up = __shfl_down_sync(FULL, sum, LANES);
+                there = there && team % 2 == 0;
+                sum = mul(act == 1 ? contract_silu(sum) : act == 2 ? contract_gelu_tanh(sum) : contract_gelu_erf(sum), up);
             }
-            if (act)
-                sum = mul(act == 1 ? contract_silu(gate) : act == 2 ? contract_gelu_tanh(gate) : contract_gelu_erf(gate), sum);
             if (residual) sum = add(before, sum);
-            if (finishes) (act ? parts.of[0].y : part.y)[n] = sum;
-        }
+            if (there) part.y[n] = sum;
+        } while (turns.advance());
     }
 }
 
-// Blocks that a multiprocessor's registers are to leave room for: one of the next kernel. From 10.0 on they are too few for
-// that.
-#if !defined(INGLE_HOST) && __CUDA_ARCH__ >= 1000
-#define BESIDE 1
-#else
-#define BESIDE 2
-#endif
-
-#define STREAM_ROW(name, F, D)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(32 * F::WARPS, BESIDE)                                                \
-        name##_one_d##D(const Step* step, u32 which, u32 cols, u32 slab, u32 stages, u8* quantized, const float* x,    \
-                        const float* norm, float eps, const float* residual, u32 act, PARTS) {                         \
-        stream_row<F, D>(step, which, cols, slab, stages, {quantized, x, norm, eps}, residual, act, PARTS_ARGUMENT,    \
-                         F());                                                                                         \
+#define STREAM_ROW(name, F, G, D)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(32 * (MIXED<F, G> ? WARPS_OF_TWO : WARPS), 1)                         \
+        name##_one_d##D(const Step* step, u32 which, u32 cols, u8* quantized, const float* x, const float* norm,       \
+                        float eps, const float* residual, u32 act, PARTS) {                                            \
+        stream_row<F, G, D>(step, which, cols, {quantized, x, norm, eps}, residual, act, PARTS_ARGUMENT);              \
     }
 #define STREAM(name, F)                                                                                                \
-    STREAM_ROW(name, F, 1)                                                                                             \
-    STREAM_ROW(name, F, 2)
+    STREAM_ROW(name, F, F, 1)                                                                                          \
+    STREAM_ROW(name, F, F, 2)

@@ -9,7 +9,7 @@ struct Iq4Nl : Units32<Iq4Nl, 1, 2, 0, 0, NO_MINIMUM> {
         u16 d;
     };
     template <class Row>
-    static __device__ __forceinline__ Unit load(const Row& row, u32 u) {
+    static __device__ __forceinline__ Unit load(const Row& row, u32 u, u32) {
         auto chunks = unit_chunks(row, u, 1);
         return {chunks.load(0), row.half(row.second + 2 * u)};
     }

@@ -11,7 +11,7 @@ struct Mxfp4 : Units32<Mxfp4, 1, 1, 0, 0, NO_MINIMUM> {
         u8 e;
     };
     template <class Row>
-    static __device__ __forceinline__ Unit load(const Row& row, u32 u) {
+    static __device__ __forceinline__ Unit load(const Row& row, u32 u, u32) {
         auto chunks = unit_chunks(row, u, 1);
         return {chunks.load(0), row.byte(row.second + u)};
     }

@@ -8,7 +8,7 @@ struct Q4_0 : Units32<Q4_0, 1, 2, 0, 8, NO_MINIMUM> {
         u16 d;
     };
     template <class Row>
-    static __device__ __forceinline__ Unit load(const Row& row, u32 u) {
+    static __device__ __forceinline__ Unit load(const Row& row, u32 u, u32) {
         auto chunks = unit_chunks(row, u, 1);
         return {chunks.load(0), row.half(row.second + 2 * u)};
     }

@@ -8,7 +8,7 @@ struct Q4_1 : Units32<Q4_1, 1, 4, 0, 0, MINIMUM_OF_UNIT> {
         u32 scales;
     };
     template <class Row>
-    static __device__ __forceinline__ Unit load(const Row& row, u32 u) {
+    static __device__ __forceinline__ Unit load(const Row& row, u32 u, u32) {
         auto chunks = unit_chunks(row, u, 1);
         return {chunks.load(0), row.word(row.second + 4 * u)};
     }

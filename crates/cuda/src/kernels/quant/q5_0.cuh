@@ -9,7 +9,7 @@ struct Q5_0 : Units32<Q5_0, 1, 4, 2, 16, NO_MINIMUM> {
         u16 d;
     };
     template <class Row>
-    static __device__ __forceinline__ Unit load(const Row& row, u32 u) {
+    static __device__ __forceinline__ Unit load(const Row& row, u32 u, u32) {
         auto chunks = unit_chunks(row, u, 1);
         return {chunks.load(0), row.word(row.second + 4 * u), row.half(row.third + 2 * u)};
     }

@@ -8,7 +8,7 @@ struct Q5_1 : Units32<Q5_1, 1, 8, 0, 0, MINIMUM_OF_UNIT> {
         Pair high_and_scales;
     };
     template <class Row>
-    static __device__ __forceinline__ Unit load(const Row& row, u32 u) {
+    static __device__ __forceinline__ Unit load(const Row& row, u32 u, u32) {
         auto chunks = unit_chunks(row, u, 1);
         return {chunks.load(0), row.pair(row.second + 8 * u)};
     }

@@ -8,7 +8,7 @@ struct Q8_0 : Units32<Q8_0, 2, 2, 0, 0, NO_MINIMUM> {
         u16 d;
     };
     template <class Row>
-    static __device__ __forceinline__ Unit load(const Row& row, u32 u) {
+    static __device__ __forceinline__ Unit load(const Row& row, u32 u, u32) {
         auto chunks = unit_chunks(row, u, 2);
         return {{chunks.load(0), chunks.load(1)}, row.half(row.second + 2 * u)};
     }
