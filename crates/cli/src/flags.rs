@@ -377,6 +377,10 @@ pub struct Verify {
     /// Compare a GPU's replayed graphs with eager execution, over 256 tokens unless -n says otherwise
     #[arg(long, conflicts_with = "against")]
     pub replay: bool,
+    /// In what mode the GPU computes: exact is compared with the CPU as bits; fast, by how close logits and the first layer come.
+    /// Replays are compared as bits in both
+    #[arg(long, value_name = "MODE", default_value = "exact", conflicts_with = "against")]
+    pub numerics: Numerics,
     /// Print every comparison as JSON
     #[arg(long)]
     pub json: bool,

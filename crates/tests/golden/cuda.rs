@@ -37,13 +37,52 @@ fn a_model_has_the_bits_of_the_cpu() {
             Ok(cpu(1, None))
         };
         let open: [&mut Open<'_>; 2] = [&mut host, &mut |_| Ok(Box::new(open(&device, false)))];
-        let parity = parity::devices(&checkpoint, PlanOptions::default(), 3, open, &mut |_, _| ());
+        let parity = parity::devices(&checkpoint, PlanOptions::default(), EXACT, 3, open, &mut |_, _| ());
         let parity = parity.expect("both run");
         assert_eq!(parity.first, None, "{path}: {parity:?}");
         assert!(parity.steps > 3 && parity.values > 100_000, "{path}: {parity:?}");
         assert_eq!(parity.tokens, parity.steps, "{path}: {parity:?}");
         assert_eq!((parity.replays, &parity.declined), (3, &Vec::new()), "{path}: {parity:?}");
     }
+}
+
+/// Both devices in exact mode.
+const EXACT: [Numerics; 2] = [Numerics::Exact; 2];
+
+/// In fast mode attention runs in `mma`, and logits are close to the CPU's; with a launch left out they are not. Replays have the
+/// bits of eager execution there too.
+#[test]
+fn a_model_in_fast_mode_is_close_to_the_cpu() {
+    let Some(device) = StandIn::new("a whole model in fast mode") else { return };
+    let checkpoint =
+        Arc::new(Checkpoint::open(&fixture("gguf/qwen3-s1-wide/model-q4_k_m.gguf")).expect("a fixture"));
+    let mut host = |plan: Plan<'_>| {
+        plan.options.sample = false;
+        Ok(cpu(1, None))
+    };
+    let fast = |eager| {
+        let device = &device;
+        move |plan: Plan<'_>| {
+            plan.options.float = ingle_cuda::float_for(plan.options.numerics, plan.graph, plan.options.kv);
+            assert_eq!(plan.options.float, FloatArithmetic::Mma);
+            Ok(Box::new(open(device, eager)) as Box<dyn Backend>)
+        }
+    };
+    let compare = |first: &mut Open<'_>, modes: [Numerics; 2]| {
+        let open: [&mut Open<'_>; 2] = [first, &mut fast(false)];
+        parity::devices(&checkpoint, PlanOptions::default(), modes, 3, open, &mut |_, _| ())
+            .expect("both run")
+    };
+    let parity = compare(&mut host, [Numerics::Exact, Numerics::Fast]);
+    let closeness = parity.closeness.clone().expect("closeness in place of bits");
+    assert!(closeness.passed() && parity.first.is_none(), "{parity:?}");
+    assert!(closeness.mean > 0.0 && closeness.first_layer > 0.0, "another arithmetic: {closeness:?}");
+    assert!(closeness.positions > 100 && parity.tokens == parity.steps, "{parity:?}");
+    device.lose_launch(9);
+    let lost = compare(&mut host, [Numerics::Exact, Numerics::Fast]).closeness.expect("closeness");
+    assert!(!lost.passed(), "a launch was left out: {lost:?}");
+    let replayed = compare(&mut fast(true), [Numerics::Fast; 2]);
+    assert_eq!((replayed.first, replayed.closeness, replayed.replays), (None, None, 3));
 }
 
 /// Where graphs are compared with eager execution, one that was not used is told: nothing would have been compared.
@@ -55,7 +94,7 @@ fn a_graph_that_is_not_used_is_told_to_who_compares() {
     device.fail("end", 0, 901);
     let devices: [&mut Open<'_>; 2] =
         [&mut |_| Ok(Box::new(open(&device, true))), &mut |_| Ok(Box::new(open(&device, false)))];
-    let parity = parity::devices(&checkpoint, PlanOptions::default(), 2, devices, &mut |_, _| ());
+    let parity = parity::devices(&checkpoint, PlanOptions::default(), EXACT, 2, devices, &mut |_, _| ());
     let parity = parity.expect("both run");
     assert_eq!((parity.first, parity.replays), (None, 0));
     assert!(parity.declined[0].starts_with("graph.t1s1r1: cuStreamEndCapture"), "{:?}", parity.declined);
