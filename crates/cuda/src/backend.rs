@@ -373,7 +373,9 @@ impl Cuda {
         let integers = options.activations != Activations::F32;
         let held = Held::of(graph, options, &kv)?;
         let mut slab = Slab { memory: Buffer::new(context, held.total())?, end: 0 };
-        let mut staging = Staging::new(context)?;
+        let sizes = graph.weights.iter().zip(&held.weights);
+        let matrices = sizes.filter(|(weight, _)| weight.used == WeightUse::Matrix).map(|(_, &bytes)| bytes);
+        let mut staging = Staging::new(context, matrices.max().unwrap_or(0))?;
         let mut weights = Vec::with_capacity(graph.weights.len());
         for (weight, &bytes) in graph.weights.iter().zip(&held.weights) {
             let (tensor, data) = weight.stored(&checkpoint)?;

@@ -348,23 +348,29 @@ fn fifth_bits(high: &[u8]) -> [u8; 4] {
     (0..32).fold(0, |to, k| to | (high >> k & 1) << (8 * (k % 4) + k / 4)).to_le_bytes()
 }
 
-/// Bytes of host memory that are made before they are copied, twice: one is filled while the other is copied.
+/// Most bytes of host memory that are made before they are copied, twice: one is filled while the other is copied.
 const STAGING: usize = 32 << 20;
 
-/// Pinned memory of the host that matrices pass through: its size does not depend on theirs.
+/// Rows of a matrix that are worth a thread of their own, in bytes: to start one takes as long as to make some of them.
+const SHARE: usize = 64 << 10;
+
+/// Pinned memory of the host that matrices pass through.
 pub struct Staging {
     turns: [Pinned; 2],
+    bytes: usize,
     threads: usize,
 }
 
 impl Staging {
-    /// For as many threads as there are processors.
+    /// For matrices of up to `largest` bytes and as many threads as there are processors. Of memory it takes what those need,
+    /// since to pin and clear it takes longer than to load a small model, and from 32 MiB on a matrix passes in pieces.
     ///
     /// # Errors
     /// Too little memory.
-    pub fn new(context: &Context) -> Result<Self> {
+    pub fn new(context: &Context, largest: usize) -> Result<Self> {
+        let bytes = largest.min(STAGING);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Ok(Self { turns: [Pinned::new(context, STAGING)?, Pinned::new(context, STAGING)?], threads })
+        Ok(Self { turns: [Pinned::new(context, bytes)?, Pinned::new(context, bytes)?], bytes, threads })
     }
 }
 
@@ -421,10 +427,11 @@ impl Matrix {
         }
         let (row, starts) = (layout.row_bytes(), layout.planes());
         let per_row = row.iter().sum::<usize>();
-        let per_piece = STAGING / per_row;
+        let per_piece = staging.bytes / per_row;
         if per_piece == 0 {
+            let most = staging.bytes;
             let what =
-                format!("{}: a row of {per_row} bytes, at most {STAGING} are copied at once", weight.name);
+                format!("{}: a row of {per_row} bytes, at most {most} are copied at once", weight.name);
             return Err(Error::Refused(what));
         }
         let buffer = memory.piece(0, layout.bytes())?;
@@ -467,7 +474,7 @@ fn pack_all(layout: &MatrixLayout, data: &[u8], out: &mut [u8], threads: usize) 
     let (first, rest) = out.split_at_mut(sizes[0]);
     let (second, rest) = rest.split_at_mut(sizes[1]);
     let mut left = [first, second, &mut rest[..sizes[2]]];
-    let share = rows.div_ceil(threads.max(1)).max(1);
+    let share = rows.div_ceil(threads.max(1)).max(SHARE.div_ceil(row.iter().sum()));
     std::thread::scope(|scope| {
         for data in data.chunks(share * stride) {
             let mut planes: [&mut [u8]; 3] = Default::default();

@@ -41,7 +41,7 @@ impl Device {
         stand_in.set_multiprocessors(multiprocessors);
         let context = Context::new(stand_in.driver(), 0).expect("it has a device");
         let (stream, staging) =
-            (Stream::new(&context).expect("a stream"), Staging::new(&context).expect("memory"));
+            (Stream::new(&context).expect("a stream"), Staging::new(&context, 1 << 20).expect("memory"));
         let (staging, functions) = (RefCell::new(staging), RefCell::default());
         Some(Self { stand_in, context, stream, staging, functions })
     }
@@ -681,6 +681,36 @@ fn sizes_that_are_not_those_of_the_shape_are_refused() {
             let said = refused.expect_err(what).to_string();
             assert!(said.contains("[5, 96]"), "{dtype}, {what}: {said}");
         }
+    }
+}
+
+/// A matrix that passes in pieces, the last one smaller, is the one that passes whole; a row that does not fit is refused.
+#[test]
+fn pieces_make_the_matrix() {
+    let Some(device) = Device::new() else { return };
+    for dtype in [DType::F32, DType::BF16, DType::Q5_0, DType::Q6K, DType::IQ4XS] {
+        // Rows of all planes are whole chunks: what lies between them is nobody's.
+        let (rows, cols) = (7, 2048);
+        let weight = Weight { name: "w".into(), dtype, rows, cols, used: WeightUse::Matrix, offset: 0.0 };
+        let layout = MatrixLayout::new(dtype, rows, cols, true).expect("a shape");
+        let (data, row) = (stored(dtype, rows, cols), layout.row_bytes().iter().sum::<usize>());
+        let load = |staging: usize| {
+            let memory = device.buffer(&vec![0; layout.bytes()]);
+            let mut staging = Staging::new(&device.context, staging).expect("memory");
+            let matrix =
+                Matrix::load(&device.context, &device.stream, &mut staging, memory, &weight, true, &data)?;
+            Ok::<_, ingle_cuda::Error>(device.read(matrix.span()))
+        };
+        let whole = load(layout.bytes()).expect("it fits");
+        assert!(whole.iter().any(|&byte| byte != 0));
+        for rows in [1, 3, 6] {
+            assert!(load(rows * row + 1).expect("a piece fits") == whole, "{dtype}: pieces of {rows} rows");
+        }
+        let said = match load(row - 1) {
+            Err(error) => error.to_string(),
+            Ok(_) => panic!("{dtype}: a row is larger than what it passes through"),
+        };
+        assert!(said.contains(&format!("at most {} are copied at once", row - 1)), "{said}");
     }
 }
 

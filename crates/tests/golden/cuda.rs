@@ -17,7 +17,7 @@ use ingle_graph::split::Split;
 use ingle_graph::{Backend, FloatArithmetic, Inputs, KvInputs, KvType, Numerics, PlanOptions};
 use ingle_tensor::Checkpoint;
 
-use super::{fixture, runner};
+use super::{checkpoint, fixture, runner};
 use crate::cpu;
 
 /// The stand-in as a backend.
@@ -83,6 +83,23 @@ fn a_model_in_fast_mode_is_close_to_the_cpu() {
     assert!(!lost.passed(), "a launch was left out: {lost:?}");
     let replayed = compare(&mut fast(true), [Numerics::Fast; 2]);
     assert_eq!((replayed.first, replayed.closeness, replayed.replays), (None, None, 3));
+}
+
+/// Memory to pin and clear is what takes long when a small model is loaded: it is twice its largest matrix, and given back.
+#[test]
+fn a_small_model_loads_with_little_pinned_memory() {
+    let Some(device) = StandIn::new("pinned memory of a small model") else { return };
+    let checkpoint = checkpoint("gguf/llama-s1/model-legacy.gguf");
+    let largest = checkpoint.tensors().iter().map(|tensor| checkpoint.data(tensor).len()).max();
+    let gpu = open(&device, true);
+    device.calls();
+    let _runner = runner("gguf/llama-s1/model-legacy.gguf", Box::new(gpu), PlanOptions::default(), 1);
+    let calls = device.calls();
+    let pinned: Vec<usize> =
+        calls.iter().filter_map(|call| call.strip_prefix("pin ")?.parse().ok()).collect();
+    let most = 2 * largest.expect("it has tensors");
+    assert!(pinned.len() == 2 && pinned.iter().all(|&bytes| bytes > 0 && bytes <= most), "{pinned:?} {most}");
+    assert_eq!(calls.iter().filter(|call| *call == "unpin").count(), 2);
 }
 
 /// Where graphs are compared with eager execution, one that was not used is told: nothing would have been compared.
