@@ -369,7 +369,10 @@ impl Cuda {
         kv.check(graph)?;
         self.programs.clear();
         self.model = None;
+        // What was counted is of the model that was here before.
+        self.paths.clear();
         let (context, stream) = (&self.context, &self.stream);
+        stream.fill(self.saturated.all(), 0)?;
         let integers = options.activations != Activations::F32;
         let held = Held::of(graph, options, &kv)?;
         let mut slab = Slab { memory: Buffer::new(context, held.total())?, end: 0 };

@@ -3,8 +3,10 @@
 
 use ingle_cuda::stand_in::StandIn;
 use ingle_cuda::{Cuda, CudaOptions};
+use ingle_graph::backend::PathCount;
 use ingle_graph::reference::Interpreter;
-use ingle_graph::{FloatArithmetic, KvType};
+use ingle_graph::{Backend, FloatArithmetic, KvType};
+use ingle_tensor::DType;
 
 use super::cases::{Case, cases};
 use super::harness::{Difference, Rig, bits_equal};
@@ -125,4 +127,28 @@ fn one_ulp_is_seen() {
     let nan = vec![vec![f32::from_bits(0x7FC0_0001)]];
     let other = vec![vec![f32::from_bits(0xFFC0_0000)]];
     assert!(bits_equal(&nan, &other).is_none(), "NaN payloads are outside the contract");
+}
+
+/// A device that has run one model counts anew for the next: paths, and values that were too large for a cache.
+#[test]
+fn a_device_counts_for_the_model_it_holds() {
+    let Some(device) = StandIn::new("counts of one model after the other") else { return };
+    let options = CudaOptions { search: device.search(), ..CudaOptions::default() };
+    let mut backend = Cuda::on(device.driver(), &options).expect("the stand-in opens");
+    let mut counted = |chosen: &dyn Fn(&Case) -> bool| -> Vec<String> {
+        let cases = cases();
+        let case = cases.iter().find(|case| chosen(case)).expect("there is one");
+        Rig::new(case).run(&mut backend);
+        let paths = backend.paths().into_iter().filter(|path| path.count > 0);
+        paths.map(|path| path.path).collect()
+    };
+    let linear = |of: DType| move |case: &Case| matches!(*case, Case::Linear { dtype, .. } if dtype == of);
+    let wild = |case: &Case| matches!(case, Case::Attention { kv: KvType::F16, wild: Some("v"), .. });
+    let any = |paths: &[String], of: &str| paths.iter().any(|path| path.starts_with(of));
+    let paths = counted(&wild);
+    assert!(any(&paths, "attention.") && any(&paths, PathCount::SATURATED), "{paths:?}");
+    let paths = counted(&linear(DType::Q4_0));
+    assert!(any(&paths, "linear.int.") && !any(&paths, "attention.") && !any(&paths, PathCount::SATURATED));
+    let paths = counted(&linear(DType::F32));
+    assert!(any(&paths, "linear.f32x32.") && !any(&paths, "linear.int."), "{paths:?}");
 }
