@@ -5,9 +5,11 @@ mod ops;
 
 use std::fmt;
 use std::io::{Write, stderr};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ingle_cpu::{Cpu, CpuOptions, Isa};
+use ingle_cuda::compile::Search;
 use ingle_cuda::{Cuda, CudaOptions};
 use ingle_graph::backend::PathCount;
 use ingle_graph::{
@@ -66,15 +68,15 @@ fn kept() -> MutexGuard<'static, Vec<(bool, Cuda)>> {
 
 /// The first GPU, if there is one that can be used. Opening it takes longer than most tests, so it is kept for the next.
 pub fn gpu(eager: bool) -> Option<Lent> {
-    static USABLE: OnceLock<bool> = OnceLock::new();
-    let search = ingle_cuda::compile::Search::from_env();
-    if !USABLE.get_or_init(|| ingle_cuda::survey(&search).obstacle().is_none()) {
-        return None;
-    }
+    static USABLE: OnceLock<Option<Search>> = OnceLock::new();
+    let usable = || Some(Search::from_env()).filter(|search| ingle_cuda::survey(search).obstacle().is_none());
+    let search = USABLE.get_or_init(usable).clone()?;
     let mut all = kept();
     let found = all.iter().position(|(is_eager, _)| *is_eager == eager).map(|at| all.swap_remove(at).1);
     drop(all);
-    let cache = Some(std::env::temp_dir().join("ingle-kernels"));
+    // Where `ingle` keeps them, so that no kernel is compiled twice, or apart from what a user has.
+    let own = std::env::var_os("INGLE_CACHE").map(|root| PathBuf::from(root).join("kernels"));
+    let cache = Some(own.unwrap_or_else(|| std::env::temp_dir().join("ingle-kernels")));
     let options = CudaOptions { cache, search, eager, ..CudaOptions::default() };
     let cuda = found.unwrap_or_else(|| Cuda::new(&options).expect("a usable GPU"));
     Some(Lent { eager, cuda: Some(cuda) })
