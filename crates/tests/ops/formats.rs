@@ -17,10 +17,8 @@ use super::cases::Case;
 use super::{Cell, Table, check};
 
 /// Blocks and values from the published decoder.
-const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/quants");
-
 fn fixture(name: &str) -> Option<Vec<u8>> {
-    std::fs::read(format!("{FIXTURES}/{name}")).ok()
+    std::fs::read(crate::golden::fixture(&format!("quants/{name}"))).ok()
 }
 
 fn values(dtype: DType, bytes: &[u8]) -> Vec<f32> {
